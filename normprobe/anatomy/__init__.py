@@ -1,0 +1,1 @@
+"""From the recorded data flow to the Anatomy: norm sites, residual streams, branches, attention."""

@@ -1,0 +1,180 @@
+"""Residual adds: sums in which one side comes from an ancestor of the other by light steps, the other by heavy ones."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.walk import Link, light_chain
+
+
+@dataclass(frozen=True)
+class Part:
+    """One way from the trunk to a write: it ends in value `end` and consists of the steps `region`."""
+
+    end: int
+    region: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Write:
+    """One residual add.
+
+    Attributes:
+        step: the add.
+        trunk: which of its inputs is the trunk, 0 or 1.
+        source: the value from which trunk and branch part.
+        skip_scale: constant factor on the trunk; None where it is not constant.
+        whole: everything between `source` and this add.
+        parts: the independent branches that `whole` is the sum of, in order of time (mostly `whole` alone).
+        over: earlier residual adds that lie between `source` and this add: it is parallel to them.
+    """
+
+    step: Step
+    trunk: int
+    source: int
+    skip_scale: float | None
+    whole: Part
+    parts: tuple[Part, ...]
+    over: tuple[int, ...] = ()
+
+    @property
+    def output(self) -> int:
+        """The stream after this write."""
+        return self.step.outputs[0]
+
+
+def find_writes(flow: Flow) -> dict[int, Write]:
+    """All residual adds by step id, in order of time."""
+    writes: dict[int, Write] = {}
+    for step in flow.steps:
+        if step.role is not Role.ADD or len(step.inputs) != 2:
+            continue
+        shape = flow.shape(step.outputs[0])
+        if any(flow.shape(v) != shape for v in step.inputs):
+            continue
+        for trunk in (0, 1):
+            write = _match(flow, step, trunk, writes)
+            if write is not None:
+                writes[step.id] = write
+                break
+    return writes
+
+
+def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write]) -> Write | None:
+    end = step.inputs[1 - trunk]
+    hit = _common_source(flow, _trunk_chain(flow, step.inputs[trunk], writes), end)
+    if hit is None:
+        return None
+    link, over, visited = hit
+    part = Part(end, _between(flow, link.value, visited))
+    if not _heavy(flow, part.region):
+        return None
+    parts = tuple(_split(flow, link.value, part, writes))
+    return Write(step, trunk, link.value, link.factor, part, parts, over)
+
+
+def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[tuple[Link, tuple[int, ...]]]:
+    """The light chain of a trunk operand, going on through earlier residual adds along their trunks."""
+    over: tuple[int, ...] = ()
+    outer: float | None = 1.0
+    while True:
+        link = Link(value)
+        for link in light_chain(flow, value):
+            factor = None if outer is None or link.factor is None else outer * link.factor
+            yield Link(link.value, factor), over
+        maker = flow.made_by(link.value)
+        if maker is None or maker.id not in writes:
+            return
+        write = writes[maker.id]
+        outer = None if outer is None or link.factor is None else outer * link.factor
+        over, value = (*over, maker.id), maker.inputs[write.trunk]
+
+
+def _common_source(
+    flow: Flow, chain: Iterator[tuple[Link, tuple[int, ...]]], end: int
+) -> tuple[Link, tuple[int, ...], list[int]] | None:
+    """The nearest value of `chain` that `end` was computed from, and the steps visited on the way back from `end`."""
+    candidates: dict[int, tuple[Link, tuple[int, ...]]] = {}
+    reached = len(flow.steps)
+    heap, seen, visited = [(-flow.producer.get(end, -1), end)], {end}, []
+    while heap:
+        order, value = heapq.heappop(heap)
+        while reached >= -order:
+            following = next(chain, None)
+            if following is None:
+                break
+            candidates[following[0].value] = following
+            reached = flow.producer.get(following[0].value, -1)
+        if value in candidates:
+            return (*candidates[value], visited)
+        if -order < reached:
+            return None  # the chain has ended, and everything left is older than it
+        step = flow.made_by(value)
+        if step is None:
+            continue
+        visited.append(step.id)
+        for source in step.inputs:
+            if source not in seen:
+                seen.add(source)
+                heapq.heappush(heap, (-flow.producer.get(source, -1), source))
+    return None
+
+
+def _between(flow: Flow, source: int, visited: list[int]) -> frozenset[int]:
+    """Those of the visited steps that were computed from `source`."""
+    live, region = {source}, set()
+    for index in sorted(set(visited)):
+        step = flow.steps[index]
+        if any(v in live for v in step.inputs):
+            live.update(step.outputs)
+            region.add(index)
+    return frozenset(region)
+
+
+def _heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
+    return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
+
+
+def _split(flow: Flow, source: int, part: Part, writes: dict[int, Write]) -> list[Part]:
+    """The independent branches whose sum is `part`; `part` itself where its summands share heavy steps."""
+    *_, last = light_chain(flow, part.end)
+    step = flow.made_by(last.value)
+    merges = step is not None and step.role is Role.ADD and step.id in part.region and step.id not in writes
+    if step is None or not merges or len(step.inputs) != 2:
+        return [part]
+    sides = [Part(v, _region_to(flow, source, v, part.region)) for v in step.inputs]
+    heavy = [_heavy(flow, side.region) for side in sides]
+    if not heavy[0] or not heavy[1] or heavy[0] & heavy[1]:
+        return [part]
+    found = [p for side in sides for p in _split(flow, source, side, writes)]
+    return sorted(found, key=lambda p: min(_heavy(flow, p.region)))
+
+
+def _region_to(flow: Flow, source: int, end: int, within: frozenset[int]) -> frozenset[int]:
+    """The steps of `within` on ways from `source` to `end`."""
+    todo, visited = [end], set()
+    while todo:
+        step = flow.made_by(todo.pop())
+        if step is None or step.id not in within or step.id in visited:
+            continue
+        visited.add(step.id)
+        todo += [v for v in step.inputs if v != source]
+    return _between(flow, source, sorted(visited))
+
+
+def previous_write(flow: Flow, value: int, writes: dict[int, Write]) -> Write | None:
+    """The write that the trunk value `value` comes from by light steps, norms and activations; None at the start."""
+    passes = LIGHT | {Role.NORM, Role.ACT}
+    while True:
+        step = flow.made_by(value)
+        if step is None:
+            return None
+        if step.id in writes:
+            return writes[step.id]
+        if step.role not in passes or (step.role is not Role.NORM and len(step.inputs) != 1):
+            return None
+        value = step.inputs[0]

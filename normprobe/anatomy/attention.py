@@ -1,0 +1,103 @@
+"""Attention sites: heads, scale in force, soft cap, QK-Norm, and the weight rows behind each head."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from normprobe.anatomy.attention_ops import AttentionOp
+from normprobe.anatomy.attention_sides import Side, head_rows, trace_side
+from normprobe.anatomy.flow import Flow
+from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
+
+
+def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> AttentionSite:
+    """Everything that the data flow tells about one attention operation."""
+    query, key, value = (trace_side(flow, v) for v in (op.query, _untransposed_key(op), op.value))
+    shape = flow.shape(op.query)
+    heads = _heads(flow, op, query)
+    names: tuple[tuple[Literal["q", "k", "v"], int, Side], ...] = (
+        ("q", op.query, query),
+        ("k", op.key, key),
+        ("v", op.value, value),
+    )
+    columns: dict[Literal["q", "k", "v"], HeadRows] = {}
+    for name, operand, side in names:
+        rows = head_rows(flow, operand, side, _operand_heads(flow, operand, heads))
+        if rows is not None:
+            columns[name] = rows
+    factors = (op.factor, query.factor, key.factor)
+    known = [f for f in factors if f is not None]
+    parameters = op.scale_parameters + query.scale_parameters + key.scale_parameters
+    return AttentionSite(
+        path=op.site.path,
+        heads=heads,
+        kv_heads=_kv_heads(flow, op, columns, heads),
+        head_dim=shape[-1],
+        scale=known[0] * known[1] * known[2] if len(known) == 3 else None,
+        scale_parameter=parameters[0] if parameters else None,
+        softcap=op.softcap,
+        causal=op.causal,
+        kernel=op.kernel,
+        qk_norm=_qk_norm(query, key, norms, heads, shape[-1]),
+        columns=columns,
+        site=op.site,
+    )
+
+
+def _untransposed_key(op: AttentionOp) -> int:
+    return op.key
+
+
+def _operand_heads(flow: Flow, operand: int, heads: int) -> int:
+    """Heads in the operand itself: grouped kernels take fewer keys than queries."""
+    shape = flow.shape(operand)
+    return shape[1] if len(shape) == 4 else heads
+
+
+def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
+    """Query heads: the second of four axes, else what the projection's features hold of head_dim each."""
+    shape = flow.shape(op.query)
+    if len(shape) == 4:
+        return shape[1]
+    for step in query.moves:
+        source = flow.shape(step.inputs[0]) if step is not None else ()
+        if len(source) == 4:
+            return source[1] if source[0] * source[1] == shape[0] else source[2]
+    return 1
+
+
+def _kv_heads(flow: Flow, op: AttentionOp, columns: dict[Literal["q", "k", "v"], HeadRows], heads: int) -> int:
+    """Distinct sets of weight rows among the key's heads; the key's own heads where the rows are not known."""
+    if "k" in columns:
+        return len(set(columns["k"].heads))
+    shape = flow.shape(op.key)
+    return shape[1] if len(shape) == 4 else heads
+
+
+def _qk_norm(query: Side, key: Side, norms: list[NormSite], heads: int, head_dim: int) -> QKNorm | None:
+    sites = [_site(side, norms) for side in (query, key)]
+    known = next((s for s in sites if s is not None), None)
+    if known is None:
+        return None
+    side = query if sites[0] is not None else key
+    axis: Literal["head", "full", "unknown"] = "unknown"
+    if known.size == head_dim:
+        axis = "head"
+    elif known.size is not None and known.size > head_dim:
+        axis = "full"
+    rope: Literal["before", "after", "none", "unknown"] = "none"
+    if side.mixed:
+        rope = "after" if side.norm_after_mix else "before"
+    return QKNorm(
+        kind=known.kind,
+        axis=axis,
+        query=sites[0].path if sites[0] else None,
+        key=sites[1].path if sites[1] else None,
+        rope=rope,
+    )
+
+
+def _site(side: Side, norms: list[NormSite]) -> NormSite | None:
+    if side.norm is None or side.norm.group is None:
+        return None
+    return norms[side.norm.group.norm]

@@ -1,0 +1,184 @@
+"""Where attention happens: an attention operation, or a softmax of q·kᵀ that weighs values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import LIGHT, Role, base
+from normprobe.anatomy.walk import argument_value, constant_factor, first_readers
+from normprobe.records import OpSite
+
+_BETWEEN = LIGHT | {Role.ADD, Role.ACT}  # mask, bias, scale, softcap
+_PASS_ON = LIGHT | {Role.ACT, Role.GATE, Role.POOL}
+
+
+@dataclass(frozen=True)
+class AttentionOp:
+    """One attention operation of the flow.
+
+    `query`, `key` and `value` are values shaped (…, tokens, head_dim); `factor` is what multiplies q·kᵀ after the
+    product (None: not constant), `causal` is known only where the operation itself says so.
+    """
+
+    step: Step
+    query: int
+    key: int
+    value: int
+    factor: float | None
+    scale_parameters: tuple[str, ...]
+    softcap: float | None
+    causal: bool | None
+    kernel: str
+    site: OpSite
+
+
+def find_attention(flow: Flow) -> list[AttentionOp]:
+    """All attention operations in order of time; a softmax that is no attention (a router's) is left out."""
+    return list(_find(flow))
+
+
+def _find(flow: Flow) -> Iterator[AttentionOp]:
+    for step in flow.steps:
+        found = None
+        if step.role is Role.ATTENTION:
+            found = _composite(flow, step) if step.group is not None else _kernel(flow, step)
+        elif step.role is Role.SOFTMAX:
+            found = _softmax(flow, step)
+        if found is not None:
+            yield found
+
+
+def _composite(flow: Flow, step: Step) -> AttentionOp | None:
+    call = flow.trace.calls[step.call]
+    arguments = call.arguments
+    query, key, value = (argument_value(arguments.get(n)) for n in ("query", "key", "value"))
+    if query is None or key is None or value is None:
+        return None
+    scale = arguments.get("scale")
+    factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
+    causal = True if arguments.get("is_causal") else None
+    site = OpSite(
+        path=call.path,
+        op=call.composite,
+        ordinal=call.execution,
+        execution=_execution(flow, call.parent),
+    )
+    return AttentionOp(step, query, key, value, factor, (), None, causal, call.composite, site)
+
+
+def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
+    """An attention kernel that was called directly: its first three tensor arguments are q, k and v."""
+    values = [v for v in map(argument_value, step.node.args) if v is not None][:3]
+    if len(values) < 3 or any(not flow.levels.signal(v) for v in values):
+        return None
+    query, key, value = values
+    scale = step.node.kwargs.get("scale")
+    factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
+    return AttentionOp(step, query, key, value, factor, (), None, None, base(step.node.op), op_site(flow, step))
+
+
+@dataclass
+class _Logits:
+    """What was found between q·kᵀ and the softmax."""
+
+    product: Step | None = None
+    factor: float | None = 1.0
+    after_tanh: float | None = None
+    parameters: tuple[str, ...] = ()
+
+
+def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
+    logits = _logits(flow, step)
+    product = logits.product
+    if product is None:
+        return None
+    operands = _operands(flow, product)
+    weighing = _weighing(flow, step)
+    if operands is None or weighing is None:
+        return None
+    factor = logits.factor
+    alpha = product.node.kwargs.get("alpha", 1.0)
+    if isinstance(alpha, (int, float)) and factor is not None:
+        factor *= alpha
+    return AttentionOp(
+        step,
+        *operands,
+        weighing,
+        factor,
+        logits.parameters,
+        logits.after_tanh,
+        None,
+        base(step.node.op),
+        op_site(flow, step),
+    )
+
+
+def _logits(flow: Flow, softmax: Step) -> _Logits:
+    """Walk back from the softmax over masks, biases, scales and a soft cap to the product of q and k."""
+    found = _Logits()
+    value = softmax.inputs[0]
+    while True:
+        step = flow.made_by(value)
+        if step is None:
+            return found
+        if step.role is Role.MATMUL:
+            found.product = step if _operands(flow, step) is not None else None
+            return found
+        if step.role not in _BETWEEN:
+            return found
+        if step.role is Role.SCALE:
+            _scaled(flow, step, found)
+        elif step.role is Role.ACT and "tanh" in step.node.op:
+            found.after_tanh = found.factor
+        value = step.inputs[0] if len(step.inputs) == 1 else _towards_product(flow, step)
+
+
+def _scaled(flow: Flow, step: Step, found: _Logits) -> None:
+    constant = constant_factor(flow, step)
+    found.factor = None if constant is None or found.factor is None else found.factor * constant
+    found.parameters += step.parameters
+
+
+def _towards_product(flow: Flow, step: Step) -> int:
+    """Of a sum's summands the one whose nearest weighty maker is a product of two signals; else the first."""
+    for value in step.inputs:
+        current = flow.made_by(value)
+        while current is not None and current.role in _BETWEEN:
+            current = flow.made_by(current.inputs[0])
+        if current is not None and current.role is Role.MATMUL and _operands(flow, current) is not None:
+            return value
+    return step.inputs[0]
+
+
+def _operands(flow: Flow, product: Step) -> tuple[int, int] | None:
+    """q and k of a product of two signals; k may arrive transposed."""
+    values = [v for v in map(argument_value, product.node.args) if v is not None]
+    values = values[-2:]
+    if len(values) != 2 or any(not flow.levels.signal(v) for v in values):
+        return None
+    return values[0], values[1]
+
+
+def _weighing(flow: Flow, softmax: Step) -> int | None:
+    """The values that the softmax's output weighs, or None if no product of two signals follows."""
+    for output in softmax.outputs:
+        for step in first_readers(flow, output, None, _PASS_ON):
+            operands = _operands(flow, step) if step.role is Role.MATMUL else None
+            if operands is not None:
+                return operands[1]
+    return None
+
+
+def op_site(flow: Flow, step: Step) -> OpSite:
+    """The key by which a measured pass finds the operation of `step` again."""
+    return OpSite(
+        path=flow.path(step),
+        op=step.node.op,
+        ordinal=step.node.ordinal,
+        execution=_execution(flow, step.node.call),
+    )
+
+
+def _execution(flow: Flow, call: int) -> int:
+    return flow.trace.calls[call].execution

@@ -1,0 +1,178 @@
+"""From a query, key or value back to the projection it comes from: norm, rotary embedding, scale, and weight rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role, base
+from normprobe.anatomy.walk import backward, constant_factor
+from normprobe.capture.trace import Node, Ref
+from normprobe.records import HeadRows
+
+_MIXING = LIGHT | {Role.ADD, Role.GATE}
+
+
+@dataclass
+class Side:
+    """What lies between one operand of attention and its projection.
+
+    `factor` is the constant that the operand was multiplied by (None: not constant); `mixed` says that a rotary
+    embedding (or another mixing of features) was passed; `norm_after_mix` that the norm comes after it.
+    """
+
+    factor: float | None = 1.0
+    scale_parameters: tuple[str, ...] = ()
+    norm: Step | None = None
+    mixed: bool = False
+    norm_after_mix: bool = False
+    projection: Step | None = None
+    moves: list[Step | None] = field(default_factory=list)  # from operand to projection; None where shape is kept
+
+
+def trace_side(flow: Flow, value: int) -> Side:
+    """Walk back from an operand over views, constant scales, norms and rotary embeddings to a product with weights."""
+    side = Side()
+    while True:
+        step = flow.made_by(value)
+        if step is None:
+            return side
+        if step.role is Role.MATMUL and step.parameters:
+            side.projection = step
+            return side
+        following = _pass(flow, step, value, side)
+        if following is None:
+            return side
+        value = following
+
+
+def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
+    """Go one step back; None where the way ends."""
+    if step.role is Role.NORM and side.norm is None:
+        side.norm, side.norm_after_mix = step, not side.mixed
+        side.moves.append(None)
+        return step.inputs[0]
+    if step.role is Role.MOVE and len(step.inputs) == 1:
+        side.moves.append(step)
+        return step.inputs[0]
+    if step.role in (Role.SCALE, Role.SHIFT) and len(step.inputs) == 1:
+        return _scale(flow, step, side)
+    if step.role in _MIXING:
+        origin = _single_origin(flow, value)
+        if origin is not None and flow.shape(origin) == flow.shape(value):
+            side.mixed = True
+            side.moves.append(None)
+            return origin
+    return None
+
+
+def _scale(flow: Flow, step: Step, side: Side) -> int:
+    if step.role is Role.SCALE:
+        constant = constant_factor(flow, step)
+        if constant is None and not step.parameters and _unit_scale(flow, step):
+            constant = 1.0
+        side.factor = None if side.factor is None or constant is None else side.factor * constant
+        side.scale_parameters += step.parameters
+    return step.inputs[0]
+
+
+def _unit_scale(flow: Flow, step: Step) -> bool:
+    """Whether a factor depends on structure alone (a mask or an embedding of positions): no change of scale."""
+    return any(flow.levels.of[v] == 1 for v in step.statics)
+
+
+def _single_origin(flow: Flow, value: int) -> int | None:
+    """The nearest earlier value that all ways into `value` pass, over mixing steps only; None where there is none."""
+    order: list[int] = []
+    for current, step in backward(flow, value, lambda step, v: False):
+        if step is None or len(order) > 64:
+            return None
+        pending = _pending(flow, order, current)
+        if order and not pending:
+            return current
+        if step.role in WEIGHTY or step.role is Role.NORM:
+            return None
+        order.append(current)
+    return None
+
+
+def _pending(flow: Flow, done: list[int], current: int) -> bool:
+    """Whether values read by the done ones remain besides `current`."""
+    done_set = set(done)
+    for value in done:
+        step = flow.made_by(value)
+        for source in step.inputs if step is not None else ():
+            if source not in done_set and source != current:
+                return True
+    return False
+
+
+def head_rows(flow: Flow, value: int, side: Side, heads: int) -> HeadRows | None:
+    """Which output features of the projection's weight feed each head: an index tensor is sent through the views."""
+    projection = side.projection
+    if projection is None:
+        return None
+    weight = _weight(flow, projection)
+    if weight is None:
+        return None
+    name, axis = weight
+    output = flow.shape(projection.outputs[0])
+    index = torch.arange(output[-1]).expand(output).contiguous()
+    for step in reversed(side.moves):
+        if step is not None:
+            moved = _replay(step.node, index)
+            if moved is None:
+                return None
+            index = moved
+    if index.shape != flow.shape(value):
+        return None
+    return _rows(index, name, axis, heads)
+
+
+def _rows(index: Tensor, name: str, axis: int, heads: int) -> HeadRows | None:
+    per_head = index.reshape(-1, *index.shape[-2:]) if index.dim() > 3 else index
+    if per_head.shape[0] % heads or index.dim() < 3:
+        return None
+    ranges = []
+    for head in range(heads):
+        ranges.append(_ranges(per_head[head].reshape(-1).unique().tolist()))
+    return HeadRows(parameter=name, axis=axis, heads=tuple(ranges))
+
+
+def _ranges(rows: list[int]) -> tuple[tuple[int, int], ...]:
+    """Sorted row numbers as half-open ranges."""
+    found: list[tuple[int, int]] = []
+    for row in rows:
+        if found and found[-1][1] == row:
+            found[-1] = (found[-1][0], row + 1)
+        else:
+            found.append((row, row + 1))
+    return tuple(found)
+
+
+def _replay(node: Node, tensor: Tensor) -> Tensor | None:
+    """Run a recorded view on another tensor; None where it needs more than that one tensor."""
+    if node.function is None or sum(isinstance(a, Ref) for a in pytree.tree_leaves((node.args, node.kwargs))) != 1:
+        return None
+    swap: Any = pytree.tree_map_only(Ref, lambda _: tensor, (node.args, node.kwargs))
+    swap[1].pop("dtype", None)
+    output = node.function(*swap[0], **swap[1])
+    return output if isinstance(output, Tensor) else None
+
+
+def _weight(flow: Flow, projection: Step) -> tuple[str, int] | None:
+    """The two-dimensional parameter of a projection, and its axis of output features."""
+    width = flow.shape(projection.outputs[0])[-1]
+    for value in projection.statics:
+        names = flow.levels.parameters(value)
+        shape = flow.trace.values[value].shape
+        if len(names) != 1 or len(shape) != 2 or shape[1] != width:
+            continue
+        transposed = base(flow.trace.producer(value).op) in ("aten.t", "aten.transpose", "aten.permute")
+        return next(iter(names)), 0 if transposed else 1
+    return None

@@ -1,0 +1,124 @@
+"""The branches of one stream as records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from normprobe.anatomy import weights
+from normprobe.anatomy.adds import Part, Write
+from normprobe.anatomy.attention_ops import AttentionOp, op_site
+from normprobe.anatomy.blocks import Located, block_names
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.kinds import branch_kind
+from normprobe.anatomy.placement import Norms, branch_norms, placement
+from normprobe.records import Branch, NormSite
+from normprobe.records.anatomy import BranchKind
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One branch as read: its write, its steps, its kind, the norms around it, whether it is parallel to another."""
+
+    write: Write
+    part: Part
+    kind: BranchKind
+    norms: Norms
+    post: bool
+    parallel: bool
+
+
+def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) -> list[Reading]:
+    """The branches of a chain of writes, in order of execution."""
+    cut = [_parts(flow, write, attention) for write in chain]
+    sources = [w.source for w in chain[1:]] + [None]
+    norms = [
+        [branch_norms(flow, write, part, source) for part, _ in parts]
+        for write, parts, source in zip(chain, cut, sources, strict=True)
+    ]
+    posts = _posts(norms)
+    parallel = _parallel(chain, cut)
+    readings = []
+    for i, write in enumerate(chain):
+        for (part, kind), around in zip(cut[i], norms[i], strict=True):
+            readings.append(Reading(write, part, kind, around, posts[i], parallel[i]))
+    return readings
+
+
+def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple[Part, BranchKind]]:
+    """Branches of different kinds that merge before the add are parallel; of the same kind they are one branch."""
+    kinds = [branch_kind(flow, part, attention) for part in write.parts]
+    if len(set(kinds)) == len(kinds):
+        return list(zip(write.parts, kinds, strict=True))
+    return [(write.whole, branch_kind(flow, write.whole, attention))]
+
+
+def _posts(norms: list[list[Norms]]) -> list[bool]:
+    """Which sums are normed as part of the stream. The norm behind the last sum could be the final norm: it belongs
+    to the stream if most other sums are normed, or, of a single write, if its branch has no norm of its own."""
+    on_sum = [all(n.on_sum is not None for n in group) for group in norms]
+    if len(on_sum) > 1:
+        on_sum[-1] = on_sum[-1] and 2 * sum(on_sum[:-1]) > len(on_sum) - 1
+    elif on_sum:
+        on_sum[0] = on_sum[0] and all(n.before is None and n.behind is None for n in norms[0])
+    return on_sum
+
+
+def _parallel(chain: Sequence[Write], cut: list[list[tuple[Part, BranchKind]]]) -> list[bool]:
+    """Whether each write runs beside another: merged before its add, or reading the stream from before another add."""
+    index = {w.step.id: i for i, w in enumerate(chain)}
+    beside = [len(parts) > 1 for parts in cut]
+    kinds = [{kind for _, kind in parts} for parts in cut]
+    for i, write in enumerate(chain):
+        for other in write.over:
+            j = index.get(other)
+            if j is not None and kinds[i] != kinds[j]:
+                beside[i] = beside[j] = True
+    return beside
+
+
+def branch_records(
+    flow: Flow, readings: Sequence[Reading], norms: Sequence[NormSite], model: nn.Module
+) -> list[Branch]:
+    """The records of the branches of one stream."""
+    located = [_located(flow, reading) for reading in readings]
+    blocks = block_names(located)
+    return [
+        _record(flow, reading, place.path, block, norms, model)
+        for reading, place, block in zip(readings, located, blocks, strict=True)
+    ]
+
+
+def _located(flow: Flow, reading: Reading) -> Located:
+    steps = [flow.steps[i] for i in sorted(reading.part.region)]
+    modules = tuple(dict.fromkeys(flow.path(s) for s in steps if s.parameters))
+    return Located(flow.path(reading.write.step), reading.kind, modules)
+
+
+def _record(
+    flow: Flow, reading: Reading, path: str, block: str, norms: Sequence[NormSite], model: nn.Module
+) -> Branch:
+    write, part, around = reading.write, reading.part, reading.norms
+    return Branch(
+        path=path,
+        block=block,
+        kind=reading.kind,
+        placement=placement(around, reading.post, write.skip_scale),
+        parallel=reading.parallel,
+        pre_norm=_path(around.before, norms),
+        output_norm=_path(around.behind, norms),
+        post_norm=_path(around.on_sum, norms) if reading.post else None,
+        readers=weights.readers(flow, write, part),
+        writers=weights.writers(flow, part),
+        parameters=weights.parameters(flow, part),
+        skip_scale=write.skip_scale,
+        branch_scale=weights.branch_scale(flow, part, model),
+        add=op_site(flow, write.step),
+        trunk=1 if write.trunk else 0,
+    )
+
+
+def _path(step: Step | None, norms: Sequence[NormSite]) -> str | None:
+    return None if step is None or step.group is None else norms[step.group.norm].path

@@ -1,0 +1,85 @@
+"""From a recorded forward to the Anatomy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from normprobe.anatomy.adds import find_writes
+from normprobe.anatomy.attention import read_attention
+from normprobe.anatomy.attention_ops import find_attention
+from normprobe.anatomy.candidates import Candidates
+from normprobe.anatomy.chains import find_chains
+from normprobe.anatomy.flow import Flow, Group
+from normprobe.anatomy.flow import build as build_flow
+from normprobe.anatomy.levels import Levels
+from normprobe.anatomy.norm_sites import find_module_norms, find_unused_norms
+from normprobe.anatomy.ops import Role
+from normprobe.anatomy.readout import read_head, steps_behind
+from normprobe.anatomy.roles import with_roles
+from normprobe.anatomy.streams import read_stream
+from normprobe.capture.trace import Trace
+from normprobe.records import Anatomy, NormSite, Skipped, Stream
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The Anatomy, and what could not be read with the reason."""
+
+    anatomy: Anatomy
+    skipped: tuple[Skipped, ...]
+
+
+def read(model: nn.Module, trace: Trace) -> Reading:
+    """Derive the Anatomy from a recorded forward of `model`; copies of its norms are run, the model itself is not."""
+    levels = Levels(trace)
+    candidates = Candidates(trace, levels)
+    found = find_module_norms(model, trace, candidates)
+    groups = [*found.groups, *_attention_groups(trace, candidates)]
+    flow = build_flow(trace, levels, groups)
+    norms = list(found.sites)
+    attention = find_attention(flow)
+    streams = _streams(flow, model, norms, attention)
+    sites = tuple(read_attention(flow, op, norms) for op in attention)
+    unused = find_unused_norms(model, trace)
+    head = read_head(flow, trace.outputs[0][1]) if trace.outputs else None
+    anatomy = Anatomy(
+        norms=with_roles([*norms, *unused], streams, sites),
+        streams=tuple(streams),
+        attention=sites,
+        head=head,
+    )
+    return Reading(anatomy, tuple(Skipped(what="data flow", why=note) for note in trace.notes))
+
+
+def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
+    """One step for each attention function that was recorded as a whole."""
+    groups = []
+    for call in trace.calls:
+        nodes = candidates.nodes(call) if call.composite else frozenset()
+        if nodes and call.inputs:
+            groups.append(Group(Role.ATTENTION, nodes, call.inputs[0], call.id))
+    return groups
+
+
+def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list) -> list[Stream]:
+    chains = find_chains(flow, find_writes(flow))
+    if not flow.trace.outputs:
+        return []
+    head = flow.trace.outputs[0][1]
+    behind = steps_behind(flow, head)
+    streams = [read_stream(flow, chain, attention, norms, model, (head, behind)) for chain in chains]
+    return _unique_names(streams)
+
+
+def _unique_names(streams: list[Stream]) -> list[Stream]:
+    seen: dict[str, int] = {}
+    named = []
+    for stream in streams:
+        count = seen[stream.name] = seen.get(stream.name, 0) + 1
+        named.append(stream if count == 1 else stream.model_copy(update={"name": f"{stream.name}#{count}"}))
+    return named

@@ -1,0 +1,82 @@
+"""Module runs that could be norms: no heavy operation inside, one float output shaped like one of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from normprobe.anatomy.levels import Levels
+from normprobe.anatomy.ops import WEIGHTY, Role, classify
+from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
+
+_STATISTICS = frozenset({Role.POOL, Role.REDUCE, Role.NORM})
+
+
+class Candidates:
+    """Finds the candidate calls of a trace, innermost first."""
+
+    def __init__(self, trace: Trace, levels: Levels) -> None:
+        self.trace, self.levels = trace, levels
+        self.roles = [self._role(node) for node in trace.nodes]
+        self._heavy = [0, *accumulate(role in WEIGHTY for role in self.roles)]
+        self._statistic = [0, *accumulate(role in _STATISTICS for role in self.roles)]
+
+    def calls(self) -> Iterator[Call]:
+        """Candidate calls, later and inner ones first."""
+        for call in reversed(self.trace.calls):
+            if not call.composite and call.spec is not None and self._possible(call):
+                yield call
+
+    def nodes(self, call: Call) -> frozenset[int]:
+        """The operations on signals inside `call`."""
+        return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None)
+
+    def main_input(self, call: Call) -> int | None:
+        """The first signal argument shaped like the output."""
+        shape = self.trace.values[call.outputs[0]].shape
+        for value in call.inputs:
+            if self.levels.signal(value) and self.trace.values[value].shape == shape:
+                return value
+        return None
+
+    def signature(self, call: Call) -> Any:
+        """Equal for two calls only if the same operations ran with the same constants on the same shapes."""
+        numbers: dict[int, int] = {v: i for i, v in enumerate(call.inputs)}
+        rows = []
+        for node in self.trace.nodes[call.first_node : call.last_node]:
+            template = pytree.tree_map_only(Ref, lambda r: _number(numbers, r), (node.args, node.kwargs))
+            shapes = tuple((self.trace.values[v].shape, self.trace.values[v].dtype) for v in node.outputs)
+            rows.append((node.op, repr(template), shapes))
+            for value in node.outputs:
+                numbers[value] = len(numbers)
+        return (call.class_name, repr(call.spec), tuple(rows))
+
+    def _role(self, node: Node) -> Role | None:
+        signals = frozenset(v for v in node.inputs if self.levels.signal(v))
+        if node.op in SOURCES or not any(self.levels.signal(v) for v in node.outputs):
+            return None
+        return classify(node, signals) if signals else Role.SOURCE
+
+    def _possible(self, call: Call) -> bool:
+        if self._heavy[call.last_node] - self._heavy[call.first_node]:
+            return False
+        outputs = [v for v in call.outputs if self.levels.signal(v)]
+        if len(outputs) != 1 or len(call.outputs) != 1 or self.main_input(call) is None:
+            return False
+        statistics = self._statistic[call.last_node] - self._statistic[call.first_node]
+        return bool(statistics) or self._reads_state(call)
+
+    def _reads_state(self, call: Call) -> bool:
+        """Whether parameters or buffers enter the call's pointwise operations (bounded stand-ins, frozen norms)."""
+        for i in self.nodes(call):
+            for value in self.trace.nodes[i].inputs:
+                if self.levels.parameters(value) or self.levels.buffers(value):
+                    return True
+        return False
+
+
+def _number(numbers: dict[int, int], ref: Ref) -> str:
+    return f"%{numbers.setdefault(ref.value, len(numbers))}"

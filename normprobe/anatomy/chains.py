@@ -1,0 +1,46 @@
+"""Residual streams as chains of writes; skips inside a branch are no streams."""
+
+from __future__ import annotations
+
+from normprobe.anatomy.adds import Write, previous_write
+from normprobe.anatomy.flow import Flow
+
+
+def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
+    """The outermost chains of writes, in order of their first write.
+
+    Writes form a forest by `previous_write`. The longest path becomes a chain first; what then lies inside one of its
+    branches, or holds an accepted chain inside one of its own branches, is an inner skip and left out.
+    """
+    accepted: list[list[Write]] = []
+    taken: set[int] = set()
+    inside: set[int] = set()
+    for chain in sorted(_paths(flow, writes), key=len, reverse=True):
+        steps = {w.step.id for w in chain}
+        regions = frozenset[int]().union(*(w.whole.region for w in chain))
+        if steps & inside or regions & taken:
+            continue
+        accepted.append(chain)
+        taken |= steps
+        inside |= regions
+    return sorted(accepted, key=lambda chain: chain[0].step.id)
+
+
+def _paths(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
+    """Disjoint paths through the forest of writes, the longest way first at every fork."""
+    previous = {i: previous_write(flow, w.step.inputs[w.trunk], writes) for i, w in writes.items()}
+    length = {i: 0 for i in writes}
+    for i, before in previous.items():  # in order of time, so that `before` is done
+        length[i] = 1 + (length[before.step.id] if before is not None else 0)
+    used: set[int] = set()
+    paths = []
+    for end in sorted(writes, key=lambda i: (-length[i], i)):
+        path: list[Write] = []
+        current: Write | None = writes[end]
+        while current is not None and current.step.id not in used:
+            used.add(current.step.id)
+            path.append(current)
+            current = previous[current.step.id]
+        if path:
+            paths.append(path[::-1])
+    return paths

@@ -1,0 +1,146 @@
+"""The signal's way through the model: one step per operation on a signal, norms and attention as single steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from normprobe.anatomy.levels import Levels
+from normprobe.anatomy.ops import Role, base, classify
+from normprobe.capture.trace import Node, Ref, Trace
+
+_ACCUMULATING = frozenset({"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm"})
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that make one step: a norm (`norm` numbers its site) or an attention operation (`call` is its call)."""
+
+    role: Role
+    nodes: frozenset[int]
+    main: int
+    call: int
+    norm: int = -1
+
+
+@dataclass(slots=True)
+class Step:
+    """One operation on a signal.
+
+    `inputs` are the distinct signals it reads (the main one first), `statics` its other tensor arguments,
+    `parameters` those that reach it without passing a signal, `node` the recorded operation (the last of a group).
+    """
+
+    id: int
+    role: Role
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    statics: tuple[int, ...]
+    parameters: tuple[str, ...]
+    node: Node
+    call: int
+    group: Group | None = None
+
+
+@dataclass
+class Flow:
+    """All steps in order of time, with who makes and who reads each value."""
+
+    trace: Trace
+    levels: Levels
+    steps: list[Step] = field(default_factory=list)
+    producer: dict[int, int] = field(default_factory=dict)
+    consumers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    extra_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    outputs: dict[int, str] = field(default_factory=dict)
+
+    def made_by(self, value: int) -> Step | None:
+        """The step that makes `value`; None for an input of the model."""
+        index = self.producer.get(value)
+        return None if index is None else self.steps[index]
+
+    def readers(self, value: int) -> list[Step]:
+        """The steps that read `value`."""
+        return [self.steps[i] for i in self.consumers[value]] if value in self.consumers else []
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """Shape of `value`."""
+        if value in self.extra_shapes:
+            return self.extra_shapes[value]
+        return self.trace.values[value].shape
+
+    def path(self, step: Step) -> str:
+        """Path of the module in whose forward the step ran."""
+        return self.trace.calls[step.call].path
+
+
+def build(trace: Trace, levels: Levels, groups: Sequence[Group]) -> Flow:
+    """The flow of `trace` with the nodes of each group drawn together."""
+    flow = Flow(trace, levels)
+    member = {node: group for group in groups for node in group.nodes}
+    last = {max(group.nodes): group for group in groups if group.nodes}
+    for node in trace.nodes:
+        if node.id in last:
+            _add_group(flow, last[node.id], node)
+        elif node.id not in member and any(levels.signal(v) for v in node.outputs):
+            _add_node(flow, node)
+    flow.outputs = {value: name for name, value in reversed(trace.outputs)}
+    return flow
+
+
+def _add_node(flow: Flow, node: Node) -> None:
+    signals = frozenset(v for v in node.inputs if flow.levels.signal(v))
+    if not signals:
+        role = Role.SOURCE
+    elif base(node.op) in _ACCUMULATING and len(signals) > 1 and _ref(node.args[0]) in signals:
+        _add_accumulating(flow, node, signals)
+        return
+    else:
+        role = classify(node, signals)
+    inputs = tuple(dict.fromkeys(v for v in node.inputs if v in signals))
+    _append(flow, role, inputs, node.outputs, node)
+
+
+def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int]) -> None:
+    """`addmm(x, a, b)` with a signal `x` is a product and an add."""
+    accumulator = _ref(node.args[0])
+    product = len(flow.trace.values) + len(flow.extra_shapes)
+    flow.extra_shapes[product] = flow.shape(node.outputs[0])
+    factors = tuple(dict.fromkeys(v for v in node.inputs[1:] if v in signals))
+    _append(flow, Role.MATMUL, factors, (product,), node)
+    _append(flow, Role.ADD, (accumulator, product), node.outputs, node)
+
+
+def _add_group(flow: Flow, group: Group, node: Node) -> None:
+    nodes = [flow.trace.nodes[i] for i in sorted(group.nodes)]
+    made = {v for n in nodes for v in n.outputs}
+    read = dict.fromkeys(v for n in nodes for v in n.inputs if v not in made)
+    signals = sorted((v for v in read if flow.levels.signal(v)), key=lambda v: v != group.main)
+    statics = tuple(v for v in read if not flow.levels.signal(v))
+    _append(flow, group.role, tuple(signals), tuple(sorted(made)), node, statics, group)
+
+
+def _append(
+    flow: Flow,
+    role: Role,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    node: Node,
+    statics: tuple[int, ...] | None = None,
+    group: Group | None = None,
+) -> None:
+    if statics is None:
+        statics = tuple(dict.fromkeys(v for v in node.inputs if not flow.levels.signal(v)))
+    parameters = tuple(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
+    call = group.call if group else node.call
+    step = Step(len(flow.steps), role, inputs, outputs, statics, parameters, node, call, group)
+    flow.steps.append(step)
+    for value in inputs:
+        flow.consumers[value].append(step.id)
+    for value in outputs:
+        flow.producer[value] = step.id
+
+
+def _ref(argument: object) -> int:
+    return argument.value if isinstance(argument, Ref) else -1

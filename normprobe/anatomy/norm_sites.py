@@ -1,0 +1,128 @@
+"""Which modules of the model are norms, found by running a copy of each distinct candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from normprobe.anatomy.candidates import Candidates
+from normprobe.anatomy.flow import Group
+from normprobe.anatomy.ops import Role
+from normprobe.capture.calls import CallSpec, TensorSpec
+from normprobe.capture.trace import Call, Trace
+from normprobe.norms.identify import identify_module
+from normprobe.records import NormSite, NormSpec
+
+NOT_NORMS = frozenset({"affine", "identity"})
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Found:
+    """Norm sites in order of first execution, and the groups of nodes that each of their runs consists of."""
+
+    sites: list[NormSite] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    inner: dict[int, list[str]] = field(default_factory=dict)
+
+
+def find_module_norms(model: nn.Module, trace: Trace, candidates: Candidates) -> Found:
+    """Identify every module run of `trace` that is a norm, and every norm that never ran.
+
+    A module around an identified norm that adds nothing of its own is not listed; the inner one is.
+    """
+    finder = _Finder(model, trace, candidates)
+    calls = [call for call in candidates.calls() if finder.visit(call)]
+    return _collect(finder, calls[::-1])
+
+
+class _Finder:
+    def __init__(self, model: nn.Module, trace: Trace, candidates: Candidates) -> None:
+        self.model, self.trace, self.candidates = model, trace, candidates
+        self.cache: dict[Any, NormSpec | None] = {}
+        self.specs: dict[int, NormSpec] = {}
+        self.covered: set[int] = set()
+
+    def visit(self, call: Call) -> bool:
+        """Identify one candidate; True if it is a norm and no norm was found inside it."""
+        nodes = self.candidates.nodes(call)
+        if nodes & self.covered or not nodes:
+            return False
+        key = self.candidates.signature(call)
+        if key not in self.cache:
+            module = self.model.get_submodule("" if call.path == "." else call.path)
+            assert call.spec is not None
+            self.cache[key] = identify_module(module, call.spec)
+        spec = self.cache[key]
+        if spec is None or spec.kind in NOT_NORMS:
+            return False
+        self.covered |= nodes
+        self.specs[call.id] = spec
+        return True
+
+
+def _collect(finder: _Finder, calls: list[Call]) -> Found:
+    found, index = Found(), {}
+    runs: dict[str, int] = {}
+    for call in calls:
+        runs[call.path] = runs.get(call.path, 0) + 1
+    for call in calls:
+        if call.path not in index:
+            index[call.path] = len(found.sites)
+            found.sites.append(_site(finder.model, call.path, finder.specs[call.id], runs[call.path]))
+        main = finder.candidates.main_input(call)
+        assert main is not None
+        nodes = finder.candidates.nodes(call)
+        found.groups.append(Group(Role.NORM, nodes, main, call.id, index[call.path]))
+    return found
+
+
+def _site(model: nn.Module, path: str, spec: NormSpec, executions: int) -> NormSite:
+    module = model.get_submodule("" if path == "." else path)
+    prefix = "" if path == "." else path + "."
+    facts = spec.model_dump() | {
+        "weight": prefix + spec.weight if spec.weight else None,
+        "bias": prefix + spec.bias if spec.bias else None,
+    }
+    return NormSite(
+        **facts,
+        path=path,
+        executions=executions,
+        executed=executions > 0,
+        role="inner" if executions else "unused",
+        class_name=type(module).__name__,
+    )
+
+
+def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
+    """Norms among the modules that hold parameters of their own and never ran in this forward.
+
+    They are fed inputs whose features axis fits their one-dimensional parameters; what cannot be fed is left out.
+    """
+    ran = {call.path for call in trace.calls}
+    sites = []
+    for path, module in model.named_modules():
+        if not path or path in ran or any(True for _ in module.children()):
+            continue
+        spec = _identify_unused(module)
+        if spec is not None and spec.kind not in NOT_NORMS:
+            sites.append(_site(model, path, spec, 0))
+    return sites
+
+
+def _identify_unused(module: nn.Module) -> NormSpec | None:
+    state = [*module.parameters(), *module.buffers()]
+    sizes = {t.shape[-1] for t in state if t.dim() == 1}
+    if len(sizes) != 1 or any(t.dim() > 1 for t in state):
+        return None
+    width, dtype = sizes.pop(), next((t.dtype for t in state if t.is_floating_point()), torch.float32)
+    for shape in ((2, 4, width), (2, width, 4, 4), (2, width, 4), (2, width, 2, 4, 4)):
+        call = CallSpec((TensorSpec(shape, dtype, state[0].device),), {})
+        spec = identify_module(module, call)
+        if spec is not None:
+            return spec
+    return None

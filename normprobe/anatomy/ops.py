@@ -1,0 +1,104 @@
+"""What an ATen operation does to a signal, as far as reading the data flow needs it. Unknown operations are heavy."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+from normprobe.capture.trace import Node, Ref
+
+
+class Role(Enum):
+    """The part an operation plays on the signal's way."""
+
+    SOURCE = "source"  # a float input, or a table lookup
+    MOVE = "move"  # views, copies, casts, gathers: elements are moved, not changed
+    SCALE = "scale"  # multiplied by something that is no signal
+    SHIFT = "shift"  # something that is no signal is added
+    POOL = "pool"  # means and sums
+    REDUCE = "reduce"  # other statistics over some axes
+    ADD = "add"  # two signals are added
+    GATE = "gate"  # two signals meet pointwise in another way
+    ACT = "act"  # pointwise non-linearity
+    NORM = "norm"
+    ATTENTION = "attention"
+    SOFTMAX = "softmax"
+    MATMUL = "matmul"  # matrix product or convolution
+    HEAVY = "heavy"  # anything else
+
+
+LIGHT = frozenset({Role.MOVE, Role.SCALE, Role.SHIFT})
+WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
+
+_MOVES = frozenset(
+    "normprobe.alias aten.clone aten.contiguous aten._to_copy aten.detach aten.lift_fresh aten.copy_ aten.copy"
+    " aten.cat aten.stack aten.index aten.index_select aten.gather aten.constant_pad_nd aten.flip aten.roll"
+    " aten.repeat aten.index_put aten.index_put_ aten._index_put_impl_ aten.scatter aten.masked_fill aten.masked_fill_"
+    " aten.where aten.masked_scatter aten.native_dropout aten._unsafe_view aten.reshape aten.view_as_real"
+    " aten.view_as_complex aten._reshape_alias aten.slice_scatter aten.select_scatter aten.unfold"
+    " aten._unsafe_index aten.index_copy aten.masked_select aten.expand_copy aten.squeeze_copy aten.tril aten.triu"
+    " aten.repeat_interleave aten.slice_copy aten.alias aten._conj aten.fill aten.reflection_pad1d"
+    " aten.split_with_sizes_copy aten.pixel_shuffle aten.pixel_unshuffle aten.channel_shuffle".split()
+)
+_MATMULS = frozenset(
+    "aten.mm aten.bmm aten.addmm aten.baddbmm aten.matmul aten.linear aten.convolution aten._convolution aten.dot"
+    " aten.mv aten.addmv aten.einsum aten._int_mm aten.mkldnn_convolution aten.convolution_overrideable"
+    " aten.addbmm aten._grouped_mm aten._trilinear aten.cudnn_convolution".split()
+)
+_POOLS = frozenset("aten.mean aten.sum aten.avg_pool1d aten.avg_pool2d aten._adaptive_avg_pool2d".split())
+_REDUCES = frozenset(
+    "aten.var aten.var_mean aten.std aten.std_mean aten.linalg_vector_norm aten.norm aten.amax aten.amin aten.max"
+    " aten.min aten.logsumexp aten.max_pool2d_with_indices".split()
+)
+_FUSED_NORMS = frozenset(
+    "aten.native_layer_norm aten._fused_rms_norm aten.native_group_norm aten.native_batch_norm"
+    " aten._native_batch_norm_legit aten._native_batch_norm_legit_no_training aten.cudnn_batch_norm"
+    " aten._batch_norm_with_update aten.miopen_batch_norm aten.batch_norm aten.layer_norm aten.rms_norm".split()
+)
+_ADDS = frozenset("aten.add aten.add_ aten.sub aten.sub_ aten.rsub".split())
+_SCALES = frozenset("aten.mul aten.mul_ aten.div aten.div_ aten.neg aten.neg_".split())
+_SOFTMAXES = frozenset("aten._softmax aten.softmax aten._safe_softmax aten.special_softmax".split())
+_ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
+
+
+def base(op: str) -> str:
+    """The operator's name without its overload: `aten.add.Tensor` gives `aten.add`."""
+    return ".".join(op.split(".")[:2])
+
+
+def classify(node: Node, signals: frozenset[int]) -> Role:
+    """The role of `node`, a recorded operation that reads the values `signals` that carry signal (at least one)."""
+    name = base(node.op)
+    if name in _MOVES or getattr(node.function, "is_view", False):
+        return Role.MOVE
+    if name in _MATMULS:
+        return Role.MATMUL
+    if name in _SOFTMAXES:
+        return Role.SOFTMAX
+    if any(word in name for word in _ATTENTIONS):
+        return Role.ATTENTION
+    if name in _POOLS:
+        return Role.POOL
+    if name in _REDUCES:
+        return Role.REDUCE
+    if name in _FUSED_NORMS:
+        return Role.NORM
+    repeated = sum(value in signals for value in node.inputs) > len(signals)
+    if name in _ADDS:
+        return Role.ADD if len(signals) > 1 else Role.SCALE if repeated else Role.SHIFT
+    if name in _SCALES:
+        return _product(node, name, signals, repeated)
+    if torch.Tag.pointwise in getattr(node.function, "tags", ()):
+        return Role.ACT if len(signals) == 1 else Role.GATE
+    return Role.HEAVY
+
+
+def _product(node: Node, name: str, signals: frozenset[int], repeated: bool) -> Role:
+    if len(signals) > 1:
+        return Role.GATE
+    if repeated:
+        return Role.ACT
+    first = node.args[0]
+    divides_by_signal = name.startswith("aten.div") and not (isinstance(first, Ref) and first.value in signals)
+    return Role.ACT if divides_by_signal else Role.SCALE

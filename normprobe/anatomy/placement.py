@@ -1,0 +1,74 @@
+"""Where the norms of a branch sit: before it, behind it, on the sum, or nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normprobe.anatomy.adds import Part, Write
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.walk import first_readers, last_makers, light_chain
+from normprobe.records.anatomy import Placement
+
+_OPEN = frozenset(Role) - WEIGHTY - {Role.NORM}  # everything between the trunk and the first norm or weights
+_AFTER_NORM = LIGHT | {Role.POOL}
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norms around one branch: norm steps before it, behind it and on the sum; None where there is none."""
+
+    before: Step | None
+    behind: Step | None
+    on_sum: Step | None
+    activated: bool = False
+    act_on_sum: bool = False
+
+
+def branch_norms(flow: Flow, write: Write, part: Part, next_source: int | None) -> Norms:
+    """The norms that every way into `part`, out of it, and on from its add passes.
+
+    Args:
+        flow: the flow.
+        write: the residual add.
+        part: the branch.
+        next_source: the value from which the next write of the stream parts; None for the last write.
+    """
+    before = _all_norms(first_readers(flow, write.source, part.region, _OPEN))
+    behind = _all_norms(last_makers(flow, part.end, part.region, _OPEN))
+    readers = first_readers(flow, write.output, None, LIGHT)
+    on_sum = _all_norms(readers)
+    if on_sum is not None and next_source is not None and not _leads_to(flow, on_sum, next_source):
+        on_sum = None
+    activated = before is not None and _only_activations(flow, before, part.region)
+    act_on_sum = bool(readers) and all(s.role is Role.ACT for s in readers)
+    return Norms(before, behind, on_sum, activated, act_on_sum)
+
+
+def placement(norms: Norms, post: bool, skip_scale: float | None) -> Placement:
+    """The field's word for the placement; `post` says whether the norm on the sum belongs to the stream."""
+    if post:
+        return "deepnorm" if skip_scale is None or abs(skip_scale - 1) > 1e-6 else "post"
+    if norms.before is not None and norms.behind is not None:
+        return "sandwich"
+    if norms.before is not None:
+        return "preact" if norms.activated else "pre"
+    if norms.behind is not None:
+        return "postact" if norms.act_on_sum else "output"
+    return "none"
+
+
+def _all_norms(steps: list[Step]) -> Step | None:
+    """The first of `steps` if all of them are norms."""
+    return steps[0] if steps and all(s.role is Role.NORM for s in steps) else None
+
+
+def _leads_to(flow: Flow, norm: Step, value: int) -> bool:
+    """Whether `value` is the output of `norm` or comes from it by light steps."""
+    return any(link.value in norm.outputs for link in light_chain(flow, value))
+
+
+def _only_activations(flow: Flow, norm: Step, region: frozenset[int]) -> bool:
+    """Whether an activation is the first thing that every reader of the norm does."""
+    readers = [s for v in norm.outputs for s in first_readers(flow, v, region, _AFTER_NORM)]
+    return bool(readers) and all(s.role is Role.ACT for s in readers)

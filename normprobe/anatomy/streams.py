@@ -1,0 +1,101 @@
+"""The residual streams as records, with entry and final norm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+
+from normprobe.anatomy.adds import Write
+from normprobe.anatomy.attention_ops import AttentionOp
+from normprobe.anatomy.blocks import stream_name
+from normprobe.anatomy.branches import Reading, branch_records, read_branches
+from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.ops import WEIGHTY, Role
+from normprobe.anatomy.readout import Readout, read_out
+from normprobe.anatomy.walk import last_makers, light_chain
+from normprobe.records import Branch, NormSite, Stream
+from normprobe.records.anatomy import Placement
+
+_GROWING = frozenset({"pre", "sandwich", "output", "preact"})
+_UNWEIGHTED = frozenset(Role) - WEIGHTY
+
+
+def read_stream(
+    flow: Flow,
+    chain: Sequence[Write],
+    attention: list[AttentionOp],
+    norms: Sequence[NormSite],
+    model: nn.Module,
+    head: tuple[int, frozenset[int]],
+) -> Stream:
+    """The record of one stream.
+
+    Args:
+        flow: the flow.
+        chain: its writes.
+        attention: all attention operations.
+        norms: all norm sites, as the groups of the flow number them.
+        model: for the values of learned scales.
+        head: the first returned tensor and the ids of the steps behind it.
+    """
+    readings = read_branches(flow, chain, attention)
+    branches = branch_records(flow, readings, norms, model)
+    out = read_out(flow, chain[-1], *head)
+    entry = list(light_chain(flow, chain[0].source))[-1]
+    entry_step = flow.made_by(entry.value)
+    axis = _feature_axis(flow, readings)
+    final, needed, reason = _final(out, branches, norms)
+    return Stream(
+        name=stream_name([b.block for b in branches], branches[0].path),
+        width=flow.shape(chain[0].output)[axis],
+        depth=len(branches),
+        placement=_summary(branches),
+        parallel=any(b.parallel for b in branches),
+        entry_norm=norms[entry_step.group.norm].path
+        if entry_step is not None and entry_step.role is Role.NORM and entry_step.group is not None
+        else None,
+        final_norm=final,
+        needs_final_norm=needed,
+        final_norm_reason=reason,
+        raw_readers=out.raw_readers,
+        input_multiplier=entry.factor,
+        feature_axis=axis,
+        branches=tuple(branches),
+    )
+
+
+def _summary(branches: Sequence[Branch]) -> Placement | str:
+    kinds = {b.placement for b in branches}
+    return kinds.pop() if len(kinds) == 1 else "mixed"
+
+
+def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
+    """1 where the stream is a channels-first map (written by a convolution in its own layout), else the last axis."""
+    for reading in readings:
+        shape = flow.shape(reading.write.output)
+        for step in last_makers(flow, reading.part.end, reading.part.region, _UNWEIGHTED):
+            if "convolution" in step.node.op and flow.shape(step.outputs[0]) == shape:
+                return 1
+    return -1
+
+
+def _final(
+    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite]
+) -> tuple[str | None, bool | None, str]:
+    """Path of the final norm, whether one is needed, and why."""
+    last = branches[-1]
+    if last.placement in ("post", "deepnorm"):
+        return None, False, "the last write is normed itself"
+    if out.norms:
+        group = out.norms[0].group
+        return (norms[group.norm].path if group else None), True, "found"
+    if not out.reaches_head:
+        return None, None, "the stream does not lead to the first output"
+    if last.placement == "postact":
+        return None, False, "the stream ends in an activation"
+    counts = Counter(b.placement for b in branches)
+    if not any(counts[p] for p in _GROWING):
+        return None, False, "no norm acts on this stream"
+    return None, True, f"read without a norm by {out.on_way}"

@@ -1,0 +1,110 @@
+"""Walks along a flow: back through light steps, back in order of time, forward to the first steps of interest."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import LIGHT, Role, base
+from normprobe.capture.trace import Ref
+
+
+@dataclass(frozen=True)
+class Link:
+    """A value on a light chain and the constant factor from it to the chain's start (None: not constant)."""
+
+    value: int
+    factor: float | None = 1.0
+
+
+def light_chain(flow: Flow, value: int) -> Iterator[Link]:
+    """`value` and the values it came from through light steps with one signal input, nearest first."""
+    factor: float | None = 1.0
+    while True:
+        yield Link(value, factor)
+        step = flow.made_by(value)
+        if step is None or step.role not in LIGHT or len(step.inputs) != 1:
+            return
+        if step.role is Role.SCALE:
+            constant = constant_factor(flow, step)
+            factor = None if factor is None or constant is None else factor * constant
+        value = step.inputs[0]
+
+
+def constant_factor(flow: Flow, step: Step) -> float | None:
+    """The number that a scale step multiplies by; None where it is a tensor whose value the trace does not hold."""
+    name = base(step.node.op)
+    if name.startswith("aten.neg"):
+        return -1.0
+    if name.startswith("aten.add") and not step.statics:  # x + x
+        return 2.0
+    numbers = [a for a in step.node.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    if step.statics or len(numbers) != 1:
+        return None
+    if not name.startswith("aten.div"):
+        return float(numbers[0])
+    return 1.0 / numbers[0] if numbers[0] else None
+
+
+def backward(flow: Flow, value: int, stop: Callable[[Step | None, int], bool]) -> Iterator[tuple[int, Step | None]]:
+    """Values that `value` was computed from and their makers, latest first; values for which `stop` holds are not
+    yielded nor looked behind. Each value comes once."""
+    heap, seen = [(-flow.producer.get(value, -1), value)], {value}
+    while heap:
+        _, current = heapq.heappop(heap)
+        step = flow.made_by(current)
+        if stop(step, current):
+            continue
+        yield current, step
+        for source in step.inputs if step is not None else ():
+            if source not in seen:
+                seen.add(source)
+                heapq.heappush(heap, (-flow.producer.get(source, -1), source))
+
+
+def first_readers(flow: Flow, value: int, within: frozenset[int] | None, through: frozenset[Role]) -> list[Step]:
+    """The first steps on every way forward from `value` whose role is not in `through`, in order of time.
+
+    Args:
+        flow: the flow.
+        value: where to start.
+        within: only steps with these ids are looked at; None for all.
+        through: roles of steps that are passed.
+    """
+    hits: dict[int, Step] = {}
+    todo, seen = [value], {value}
+    while todo:
+        for step in flow.readers(todo.pop()):
+            if within is not None and step.id not in within:
+                continue
+            if step.role not in through:
+                hits[step.id] = step
+                continue
+            fresh = [v for v in step.outputs if v not in seen]
+            seen.update(fresh)
+            todo += fresh
+    return [hits[i] for i in sorted(hits)]
+
+
+def last_makers(flow: Flow, value: int, within: frozenset[int], through: frozenset[Role]) -> list[Step]:
+    """The last steps before `value` on every way back inside `within` whose role is not in `through`."""
+    hits: dict[int, Step] = {}
+    todo, seen = [value], {value}
+    while todo:
+        step = flow.made_by(todo.pop())
+        if step is None or step.id not in within:
+            continue
+        if step.role not in through:
+            hits[step.id] = step
+            continue
+        fresh = [v for v in step.inputs if v not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return [hits[i] for i in sorted(hits)]
+
+
+def argument_value(argument: object) -> int | None:
+    """The value behind a recorded argument, None if it is no tensor."""
+    return argument.value if isinstance(argument, Ref) else None

@@ -1,0 +1,85 @@
+"""Which parameters read the stream into a branch, which write it back, and the scale on the branch."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from normprobe.anatomy.adds import Part, Write
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import WEIGHTY, Role
+from normprobe.anatomy.walk import constant_factor, first_readers, last_makers, light_chain
+from normprobe.records import BranchScale
+
+_ALL = frozenset(Role)
+_UNWEIGHTED = _ALL - WEIGHTY
+
+
+def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
+    """Parameters of the first weighty steps on every way into the branch."""
+    found: list[str] = []
+    todo, seen = [write.source], {write.source}
+    while todo:
+        for step in first_readers(flow, todo.pop(), part.region, _UNWEIGHTED):
+            if step.parameters:
+                found += step.parameters
+                continue
+            fresh = [v for v in step.outputs if v not in seen]
+            seen.update(fresh)
+            todo += fresh
+    return tuple(dict.fromkeys(found))
+
+
+def writers(flow: Flow, part: Part) -> tuple[str, ...]:
+    """Parameters of the last weighty steps on every way out of the branch."""
+    found: list[str] = []
+    todo, seen = [part.end], {part.end}
+    while todo:
+        for step in last_makers(flow, todo.pop(), part.region, _UNWEIGHTED):
+            if step.parameters:
+                found += step.parameters
+                continue
+            fresh = [v for v in step.inputs if v not in seen]
+            seen.update(fresh)
+            todo += fresh
+    return tuple(dict.fromkeys(found))
+
+
+def parameters(flow: Flow, part: Part) -> tuple[str, ...]:
+    """Every parameter used between the read and the add."""
+    return tuple(dict.fromkeys(p for i in sorted(part.region) for p in flow.steps[i].parameters))
+
+
+def branch_scale(flow: Flow, part: Part, model: nn.Module) -> BranchScale:
+    """The factor between the branch's last norm or weights and its add."""
+    constant, found = 1.0, BranchScale()
+    for link in light_chain(flow, part.end):
+        step = flow.made_by(link.value)
+        if step is None or step.id not in part.region:
+            break
+        if step.role is Role.GATE and not step.parameters:
+            return BranchScale(kind="gate") if _learned_gate(flow, step) else found
+        if step.role is not Role.SCALE:
+            continue
+        factor = constant_factor(flow, step)
+        if factor is not None:
+            constant *= factor
+        elif step.parameters:
+            found = _learned(step, model)
+    if found.kind == "none" and constant != 1.0:
+        return BranchScale(kind="constant", value=constant)
+    return found
+
+
+def _learned(step: Step, model: nn.Module) -> BranchScale:
+    name = step.parameters[-1]
+    parameter = model.get_parameter(name)
+    if parameter.numel() > 1:
+        return BranchScale(kind="channel", parameter=name)
+    value = None if parameter.device.type == "meta" else float(parameter)
+    return BranchScale(kind="scalar", value=value, parameter=name)
+
+
+def _learned_gate(flow: Flow, step: Step) -> bool:
+    """Whether one factor of a product is a gate: one value or channel vector for each token by way of a sigmoid."""
+    makers = [flow.made_by(v) for v in step.inputs]
+    return any(m is not None and m.role is Role.ACT and "sigmoid" in m.node.op for m in makers)

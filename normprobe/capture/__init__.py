@@ -1,0 +1,1 @@
+"""Modes, wrappers and the recorder: attach and restore everything, always."""

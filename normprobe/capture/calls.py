@@ -1,0 +1,49 @@
+"""Descriptions of recorded calls: the arguments' structure with tensors replaced by their specs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+SMALL = 4096  # elements; integer and boolean tensors up to this size are kept by value
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype and device of a tensor; `value` is a copy for small integer or boolean tensors, else None."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    value: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """The spec of `tensor`, on any device, meta included."""
+        keep = not tensor.is_floating_point() and not tensor.is_complex()
+        keep = keep and tensor.numel() <= SMALL and tensor.device.type != "meta"
+        value = tensor.detach().clone() if keep else None
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device, value)
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """How a module was called: positional and keyword arguments with every tensor replaced by its `TensorSpec`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSpec:
+        """The spec of a call with these arguments."""
+        spec_args, spec_kwargs = pytree.tree_map_only(Tensor, TensorSpec.of, (args, kwargs))
+        return cls(spec_args, spec_kwargs)
+
+    def tensors(self) -> list[TensorSpec]:
+        """All tensor specs, in the order of the arguments."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, TensorSpec)]

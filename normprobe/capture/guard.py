@@ -1,0 +1,96 @@
+"""Leave no trace: what a forward can change in a model or in torch is saved before and put back after."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """While open the model is in eval mode and torch's fused encoder path is off; afterwards all is as it was.
+
+    Restored bit for bit, also when the body raises: buffers, train flags, attributes of every module (caches,
+    counters, plain tensors), hooks, random states of Python, numpy (when loaded) and torch on every device.
+    """
+    states = [_ModuleState(module) for module in model.modules()]
+    rng, grad = _rng_states(model), torch.is_grad_enabled()
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        torch.set_grad_enabled(grad)
+        for state in states:
+            state.restore()
+        _restore_rng(rng)
+
+
+class _ModuleState:
+    """One module's own state: its dictionary, its inner dictionaries, and the contents of its plain tensors."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.own = dict(module.__dict__)
+        self.inner = {k: (v, v.copy()) for k, v in self.own.items() if isinstance(v, (dict, list, set))}
+        tensors = [*self.own.values(), *module._buffers.values()]
+        self.tensors = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
+
+    def restore(self) -> None:
+        """Put back what changed; identity of every container and tensor is kept."""
+        own = self.module.__dict__
+        if own.keys() != self.own.keys() or any(own[k] is not v for k, v in self.own.items()):
+            own.clear()
+            own.update(self.own)
+        for container, copy in self.inner.values():
+            _refill(container, copy)
+        with torch.no_grad():
+            for tensor, copy in self.tensors:
+                if tensor.device.type != "meta" and not _same_bits(tensor, copy):
+                    tensor.copy_(copy)
+
+
+def _refill(container: Any, copy: Any) -> None:
+    """Give a dictionary, list or set its old contents back, keeping its identity."""
+    if isinstance(container, list):
+        container[:] = copy
+    else:
+        container.clear()
+        container.update(copy)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality of contents in which NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    equal = a == b
+    if a.is_floating_point() or a.is_complex():
+        equal |= a.isnan() & b.isnan()
+    return bool(equal.all())
+
+
+def _rng_states(model: nn.Module) -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    devices = {p.device for p in model.parameters()} | {b.device for b in model.buffers()}
+    for device in devices - {torch.device("cpu"), torch.device("meta")}:
+        states[str(device)] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def _restore_rng(states: dict[str, Any]) -> None:
+    random.setstate(states.pop("python"))
+    torch.set_rng_state(states.pop("cpu"))
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states.pop("numpy"))
+    for name, state in states.items():
+        torch.get_device_module(torch.device(name)).set_rng_state(state, torch.device(name))

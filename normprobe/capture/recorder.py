@@ -1,0 +1,236 @@
+"""Record one forward: every ATen call becomes a node, every module run a call, in-place writes new values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from normprobe.capture.calls import CallSpec
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.storage import ValueTable
+from normprobe.capture.trace import Call, Node, Ref, Trace, Value
+from normprobe.capture.wrappers import wrapped_forwards
+
+COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
+    F.scaled_dot_product_attention: (
+        "query",
+        "key",
+        "value",
+        "attn_mask",
+        "dropout_p",
+        "is_causal",
+        "scale",
+        "enable_gqa",
+    ),
+}
+
+
+def record(model: nn.Module, inputs: Inputs) -> Trace:
+    """Run `model` once on `inputs` in eval mode without gradients and return the recorded data flow.
+
+    The model is left bit for bit as it was, also when its forward raises (that error passes through).
+    """
+    recorder = _Recorder(model)
+    with untouched(model), torch.no_grad(), wrapped_forwards(model, recorder.around):
+        with recorder.functions, recorder.dispatch:
+            output = invoke(model, inputs)
+        recorder.finish(output)
+    return recorder.trace
+
+
+class _Recorder:
+    """Builds a `Trace` while the two modes and the forward wrapper report to it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.trace = Trace()
+        self.table = ValueTable()
+        self.stack: list[int] = []
+        self.runs: defaultdict[str, int] = defaultdict(int)
+        self.ordinals: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self.sources: dict[int, tuple[Tensor, str, str]] = {}
+        for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
+            for name, tensor in named:
+                self.sources[id(tensor)] = (tensor, kind, name)
+        self.dispatch = _Dispatch(self)
+        self.functions = _Functions(self)
+
+    # ---- calls
+
+    def around(
+        self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        call = self.open(path, type(module).__name__, args, kwargs)
+        with _disable_current_modes():
+            call.spec = CallSpec.of(args, kwargs)
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self.stack.pop()
+        return self.close(call, output)
+
+    def open(self, path: str, class_name: str, args: Any, kwargs: Any) -> Call:
+        """Begin a call; the values of its tensor arguments are read now."""
+        if not self.stack:
+            self._name_inputs(args, kwargs)
+        parent = self.stack[-1] if self.stack else -1
+        call = Call(len(self.trace.calls), parent, path, self.runs[path], class_name)
+        call.inputs = tuple(self.read(t) for t in _tensors((args, kwargs)))
+        call.first_node = len(self.trace.nodes)
+        self.runs[path] += 1
+        self.trace.calls.append(call)
+        self.stack.append(call.id)
+        return call
+
+    def close(self, call: Call, output: Any) -> Any:
+        call.outputs = tuple(self.read(t) for t in _tensors(output))
+        call.last_node = len(self.trace.nodes)
+        return output
+
+    def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
+        """Record a torch function as one call of its own, under the path of the module that called it."""
+        call = self.open(self._path(), "", args, kwargs)
+        self.runs[call.path] -= 1
+        call.composite = str(function.__name__)
+        call.execution = self._ordinal(call.parent, call.composite)
+        bound = dict(zip(names, args, strict=False)) | kwargs
+        call.arguments = pytree.tree_map_only(Tensor, lambda t: Ref(self.read(t)), bound)
+        try:
+            output = function(*args, **kwargs)
+        finally:
+            self.stack.pop()
+        return self.close(call, output)
+
+    def finish(self, output: Any) -> None:
+        """Name the returned tensors by their place in the output."""
+        if hasattr(output, "to_tuple") and isinstance(output, Mapping):
+            output = dict(output)
+        for path, leaf in pytree.tree_flatten_with_path(output)[0]:
+            if isinstance(leaf, Tensor):
+                self.trace.outputs.append((pytree.keystr(path).strip("[]'.") or "output", self.read(leaf)))
+
+    # ---- values
+
+    def read(self, tensor: Tensor) -> int:
+        """The value that `tensor` holds now; a tensor never seen before becomes a source."""
+        value = self.table.get(tensor)
+        if value is None:
+            value = self._source(tensor)
+        later = self.table.later_writes(tensor, value)
+        if later:
+            value = self._emit("normprobe.alias", (value, *later), [tensor])
+        return value
+
+    def operation(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """Record one ATen call."""
+        refs = pytree.tree_map_only(Tensor, lambda t: Ref(self.read(t)), (args, kwargs))
+        output = run()
+        written = _written(function, args, kwargs)
+        made = [t for t in _tensors(output) if not any(t is w for w in written)]
+        if not made and not written:
+            return output
+        inputs = tuple(leaf.value for leaf in pytree.tree_leaves(refs) if isinstance(leaf, Ref))
+        self._emit(str(function), inputs, made, refs, function, written)
+        return output
+
+    def _emit(
+        self,
+        op: str,
+        inputs: tuple[int, ...],
+        made: Sequence[Tensor],
+        refs: Any = ((), {}),
+        function: Any = None,
+        written: Sequence[Tensor] = (),
+        name: str = "",
+    ) -> int:
+        call = self.stack[-1] if self.stack else 0
+        node = Node(
+            len(self.trace.nodes),
+            op,
+            inputs,
+            (),
+            call,
+            self._ordinal(call, op),
+            *refs,
+            function=function,
+            name=name,
+        )
+        self.trace.nodes.append(node)
+        for tensor in (*made, *written):
+            value = Value(
+                len(self.trace.values), node.id, len(node.outputs), tuple(tensor.shape), tensor.dtype
+            )
+            self.trace.values.append(value)
+            node.outputs = (*node.outputs, value.id)
+            if any(tensor is w for w in written):
+                self.table.wrote(tensor, value.id)
+            else:
+                self.table.bind(tensor, value.id)
+        return node.outputs[0]
+
+    def _source(self, tensor: Tensor) -> int:
+        known = self.sources.get(id(tensor))
+        kind, name = known[1:] if known is not None and known[0] is tensor else ("constant", "")
+        return self._emit(kind, (), [tensor], name=name)
+
+    def _name_inputs(self, args: Any, kwargs: Any) -> None:
+        for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
+            if isinstance(leaf, Tensor) and self.table.get(leaf) is None and id(leaf) not in self.sources:
+                self._emit("input", (), [leaf], name=pytree.keystr(path[1:]).strip("[]'"))
+
+    def _ordinal(self, call: int, op: str) -> int:
+        self.ordinals[call, op] += 1
+        return self.ordinals[call, op] - 1
+
+    def _path(self) -> str:
+        return self.trace.calls[self.stack[-1]].path if self.stack else "."
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return self.recorder.operation(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+class _Functions(TorchFunctionMode):
+    """Sees torch functions that dissolve into other operations on some devices, and records them as wholes."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = COMPOSITES.get(func)
+        if names is None:
+            return func(*args, **(kwargs or {}))
+        return self.recorder.composite(func, names, args, kwargs or {})
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operation writes in place, by its schema."""
+    schema = getattr(function, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    written = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        written += _tensors(value)
+    return written

@@ -1,0 +1,74 @@
+"""Which value a tensor holds now: tensors by weak reference, in-place writes by storage and region."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+@dataclass(slots=True)
+class _Write:
+    value: int
+    start: int
+    stop: int
+
+
+class ValueTable:
+    """Maps live tensors to value numbers. Python ids are reused, so every entry is checked by its weak reference.
+
+    Writes are kept per storage with the interval of elements they touch; the storage's weak reference keeps its
+    address from being reused while the entry lives.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._writes: dict[int, tuple[StorageWeakRef, list[_Write]]] = {}
+
+    def get(self, tensor: Tensor) -> int | None:
+        """The value last bound to this very tensor object, or None."""
+        entry = self._values.get(id(tensor))
+        if entry is None or entry[0]() is not tensor:
+            return None
+        return entry[1]
+
+    def bind(self, tensor: Tensor, value: int) -> None:
+        """Say that `tensor` now holds `value`."""
+        self._values[id(tensor)] = (weakref.ref(tensor), value)
+
+    def wrote(self, tensor: Tensor, value: int) -> None:
+        """Say that `value` was written in place through `tensor`."""
+        self.bind(tensor, value)
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        _, writes = self._writes.setdefault(storage.cdata, (storage, []))
+        writes.append(_Write(value, *_interval(tensor)))
+
+    def later_writes(self, tensor: Tensor, value: int) -> list[int]:
+        """Values written after `value` into memory that `tensor` sees, latest last."""
+        if not self._writes:
+            return []
+        storage = _storage(tensor)
+        entry = self._writes.get(storage.cdata) if storage is not None else None
+        if entry is None:
+            return []
+        start, stop = _interval(tensor)
+        return [w.value for w in entry[1] if w.value > value and w.start < stop and start < w.stop]
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # tensor subclasses and sparse layouts have no storage of their own
+        return None
+
+
+def _interval(tensor: Tensor) -> tuple[int, int]:
+    """Half-open interval of element positions in the storage that `tensor` can touch."""
+    if tensor.numel() == 0:
+        return 0, 0
+    start = tensor.storage_offset()
+    return start, start + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1

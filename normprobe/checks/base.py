@@ -1,0 +1,189 @@
+"""What every check shares: its facts, its limits with their sources, and the one comparison.
+
+A check is a pure function of a report's records. It yields a `Finding` for every claim it can stand on, a
+`Skipped` for everything it could not look at, and nothing where all is well. Nothing in this package imports
+torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, Flag, auto
+from typing import ClassVar, TypeAlias
+
+from normprobe.records import Finding, ReportData, Severity, Skipped
+
+Outcome: TypeAlias = Iterator[Finding | Skipped]
+
+
+class Needs(Flag):
+    """What a check has to be given before it can speak."""
+
+    STRUCTURE = auto()
+    WEIGHTS = auto()
+    FORWARD = auto()
+    BACKWARD = auto()
+    OPTIMIZER = auto()
+    CONFIG = auto()
+
+    def words(self) -> list[str]:
+        """The names of the flags that are set, in lower case and in the order of their declaration."""
+        return [(flag.name or "").lower() for flag in Needs if flag in self]
+
+
+class Unit(str, Enum):
+    """Unit of a limit. `ONE` is the unit of the tensor that was measured."""
+
+    ONE = "1"
+    LOGIT = "logit"
+    RATIO = "ratio"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit as the documentation shows it: `name` is the field of the check that holds `value`."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+def limit(value: float, *, unit: Unit, source: str) -> float:
+    """A field of a check that holds a limit, its unit and where it comes from.
+
+    Args:
+        value: the default, a finite number.
+        unit: unit of `value`.
+        source: a paper and section, a standard, a page of this documentation, or an honest "choice: …".
+
+    Raises:
+        ValueError: if `value` is not finite or `source` is empty; a limit has to be able to fail and to
+        explain itself.
+    """
+    if not math.isfinite(value) or not source.strip():
+        raise ValueError(
+            f"a limit needs a finite value and a source, found value {value!r}, source {source!r}"
+        )
+    return field(default=value, metadata={"unit": unit, "source": source})
+
+
+def number(value: float) -> str:
+    """`value` with four significant digits, as it appears in messages."""
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Check(ABC):
+    """Base of every check; subclasses are final, and their docstring is their page in the documentation.
+
+    Attributes:
+        code: NP and three digits; the first digit is the subject. Never reused.
+        name: the defect in kebab-case; reads well after the word "ignore".
+        severity: the worst severity that this check raises.
+        since: version of normprobe that first had it.
+        needs: what has to be known before it can speak.
+        fix: name of the rewrite that mends what it finds, or None.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    severity: ClassVar[Severity]
+    since: ClassVar[str]
+    needs: ClassVar[Needs] = Needs.STRUCTURE
+    fix: ClassVar[str | None] = None
+
+    @abstractmethod
+    def check(self, data: ReportData) -> Outcome:
+        """Yield what was found, and what could not be looked at, in the records of `data`."""
+
+    def run(self, data: ReportData) -> Outcome:
+        """`check`, or one `Skipped` where the level of the probe cannot give what this check needs."""
+        if Needs.BACKWARD in self.needs and data.level != "backward":
+            yield self.skip(
+                f'needs gradients, the probe ran at level "{data.level}": run it at level "backward"'
+            )
+        elif Needs.FORWARD in self.needs and data.level == "structure":
+            yield self.skip('needs a measured forward pass, the probe ran at level "structure"')
+        else:
+            yield from self.check(data)
+
+    @staticmethod
+    def exceeds(value: float, most: float = math.inf, *, least: float = -math.inf) -> bool:
+        """Whether `value` lies outside [least, most]; a value that is not finite always does."""
+        return not (math.isfinite(value) and least <= value <= most)
+
+    @classmethod
+    def limits(cls) -> tuple[Limit, ...]:
+        """The limits of this check in the order of their declaration, with their default values."""
+        return tuple(
+            Limit(item.name, getattr(cls, item.name), item.metadata["unit"].value, item.metadata["source"])
+            for item in dataclasses.fields(cls)
+            if "source" in item.metadata
+        )
+
+    @classmethod
+    def page(cls) -> str:
+        """The documentation text: the class docstring without its indentation."""
+        return inspect.cleandoc(cls.__doc__ or "")
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the documentation text."""
+        return cls.page().partition("\n")[0]
+
+    def finding(
+        self,
+        where: str,
+        message: str,
+        *,
+        value: float | str | None = None,
+        against: str | None = None,
+        bound: float | None = None,
+        source: str | None = None,
+        severity: Severity | None = None,
+        places: Iterable[str] = (),
+    ) -> Finding:
+        """A finding of this check.
+
+        Args:
+            where: place of the fault, "." for the whole model.
+            message: what was found, without the place, so that equal findings can be gathered.
+            value: what was measured.
+            against: name of the limit that `value` exceeds; it fills limit, unit and source.
+            bound: the limit, when it follows from the data (a dtype's range) and is no field of the check.
+            source: where the claim comes from, when it stands on no limit or on `bound`.
+            severity: the severity, when it is milder than the check's own.
+            places: every place, when the finding stands for several.
+
+        Raises:
+            ValueError: if neither `against` nor `source` says where the claim comes from.
+        """
+        known = next((item for item in self.limits() if item.name == against), None)
+        origin = source or (known.source if known else None)
+        if origin is None:
+            raise ValueError(f"{self.code}: a finding needs a source or one of the limits, found {against!r}")
+        return Finding(
+            code=self.code,
+            name=self.name,
+            severity=severity or self.severity,
+            where=where or ".",
+            places=tuple(dict.fromkeys(places)),
+            message=message,
+            value=value,
+            limit=getattr(self, known.name) if known else bound,
+            unit=known.unit if known else "",
+            source=origin,
+            fix=self.fix,
+        )
+
+    def skip(self, why: str, places: Iterable[str] = ()) -> Skipped:
+        """What this check could not look at, and why; up to three places are named, the rest counted."""
+        paths = list(dict.fromkeys(places))
+        named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+        return Skipped(what=f"{self.code} {self.name}" + (f" at {named}" if paths else ""), why=why)

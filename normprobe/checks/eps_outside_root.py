@@ -1,0 +1,93 @@
+"""NP101."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Outcome, number
+from normprobe.records import NormSite, ReportData, Severity
+
+ROOTED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})
+
+
+@final
+@dataclass(frozen=True)
+class EpsOutsideRoot(Check):
+    """A norm adds its eps elsewhere than to the mean square inside the root.
+
+    ## What it measures
+
+    The place of eps, found by shrinking the input of a copy of the norm and watching where its output stops
+    being normalised. A layer, RMS, batch, group or instance norm divides by √(v + eps). Found instead: √v +
+    eps (`outside_sqrt`), max(√v, eps) (`clamp`), or an eps that is multiplied by the row's squared peak
+    (`scaled`). The value is eps itself.
+
+    ## Why it matters
+
+    The same number means another thing. Inside the root, eps = 1e-5 takes over below an RMS of 3e-3; outside
+    it does so below 1e-5. For ordinary activations the two agree to a fraction of a percent, and the model is
+    not wrong. But fused kernels, other frameworks and converted checkpoints have eps inside the root, so a
+    port that copies the number changes the output wherever the input is small: right after the embedding, or
+    at padded positions. With `scaled`, rows with one large channel differ, and a row of zeros becomes NaN.
+
+    A warning and never an error, because the model itself was trained with what it has.
+
+    ## What to do
+
+    For a new model, move eps inside the root. For a trained one, keep it and say so in the model's
+    documentation, and compare any port at small inputs and with a row of zeros.
+
+    ## When to ignore it
+
+    When the model is never ported or fused. L2 norms on queries and keys, ScaleNorm and GRN are not judged:
+    for them eps outside the root, or a clamp, is the published form.
+
+    ## References
+
+    Ba et al. 2016 (LayerNorm), Ioffe & Szegedy 2015 (algorithm 1, eps inside the root), Zhang & Sennrich 2019
+    (RMSNorm); the documentation of torch.nn.LayerNorm and torch.nn.RMSNorm.
+    """
+
+    code, name, severity, since = "NP101", "eps-outside-root", Severity.WARNING, "0.1.0"
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for every norm whose eps was found elsewhere than inside the root."""
+        if not data.anatomy.norms:
+            yield self.skip("no norm was found")
+        unknown = []
+        for norm in data.anatomy.norms:
+            if norm.eps_placement == "unknown" or norm.kind == "unknown":
+                unknown.append(norm.path)
+            elif norm.kind in ROOTED and norm.eps_placement in ("outside_sqrt", "clamp", "scaled"):
+                yield self.finding(
+                    norm.path,
+                    self._message(norm),
+                    value=norm.eps,
+                    source="Ioffe & Szegedy 2015, algorithm 1; torch.nn.RMSNorm",
+                )
+        if unknown:
+            yield self.skip("the place of eps could not be told", unknown)
+
+    @staticmethod
+    def _message(norm: NormSite) -> str:
+        eps = "eps" if norm.eps is None else f"eps {number(norm.eps)}"
+        if norm.eps_placement == "scaled":
+            return (
+                f"{eps} is multiplied by the row's squared peak: another output for rows with a large channel"
+            )
+        form = "√v + eps" if norm.eps_placement == "outside_sqrt" else "max(√v, eps)"
+        text = f"divides by {form} instead of √(v + eps)"
+        if norm.eps is None or not norm.eps > 0:
+            return text
+        rms = math.sqrt(norm.eps)
+        factor = (
+            math.sqrt(2)
+            * rms
+            / (rms + norm.eps if norm.eps_placement == "outside_sqrt" else max(rms, norm.eps))
+        )
+        return (
+            f"{text}: with {eps}, a port with eps inside the root differs by a factor of {number(factor)} "
+            f"at an input RMS of {number(rms)}"
+        )

@@ -1,0 +1,80 @@
+"""NP106."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Outcome
+from normprobe.records import ReportData, Severity
+from normprobe.theory import BFLOAT16, FLOAT16, Format, format_of
+
+WITHOUT_STATISTIC = frozenset({"dyt", "affine", "identity"})
+
+
+@final
+@dataclass(frozen=True)
+class HalfPrecisionReduction(Check):
+    """A norm takes its statistic in the dtype of its input instead of float32.
+
+    ## What it measures
+
+    The dtype in which squares are summed, found by feeding a copy of the norm half-precision rows whose
+    squares overflow in half precision and not in float32. "input" is a finding; a fused kernel ("native")
+    accumulates in float32 and is none.
+
+    ## Why it matters
+
+    In float16 the square of anything from 256 on is infinite, so one large channel turns the whole row into
+    zeros: an error where the model runs in float16 now. In bfloat16 nothing overflows, but the statistic
+    keeps 8 bits: up to 0.4 % of every row's scale, at every norm; a warning. A model in float32 is right
+    today, and would have one of the two faults as soon as it is cast: a warning too, since casting is how
+    most models are served.
+
+    ## What to do
+
+    Cast to float32 before the squares and back after the division (`UpcastNorms`), or use a fused norm
+    (torch.nn.LayerNorm, torch.nn.RMSNorm).
+
+    ## When to ignore it
+
+    When the model only ever runs in float32, or under an autocast that takes powers and norms in float32.
+
+    ## References
+
+    IEEE 754-2019, binary16: the largest finite number is 65504 = 255.9². Micikevicius et al. 2018 (Mixed
+    Precision Training), sec. 3.3: reductions, those of normalisation among them, are done in float32.
+    """
+
+    code, name, severity, since = "NP106", "half-precision-reduction", Severity.ERROR, "0.1.0"
+    fix = "UpcastNorms"
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for every norm that reduces in the dtype of its input."""
+        if not data.anatomy.norms:
+            yield self.skip("no norm was found")
+        form = format_of(data.target.dtype)
+        judged = [n for n in data.anatomy.norms if n.kind not in WITHOUT_STATISTIC and not n.frozen]
+        for norm in judged:
+            if norm.reduction == "input":
+                yield self.finding(
+                    norm.path,
+                    _consequence(form, data.target.dtype),
+                    value=norm.reduction,
+                    source="Micikevicius et al. 2018, sec. 3.3",
+                    severity=Severity.ERROR if form is FLOAT16 else Severity.WARNING,
+                )
+        unknown = [norm.path for norm in judged if norm.reduction == "unknown"]
+        if unknown:
+            yield self.skip("the dtype of the reduction could not be told", unknown)
+
+
+def _consequence(form: Format | None, dtype: str) -> str:
+    if form is FLOAT16:
+        return "sums squares in float16: they overflow from |x| = 256 on, and the whole row becomes 0"
+    if form is BFLOAT16:
+        return "sums squares in bfloat16: the row's scale keeps 8 bits, an error of up to 0.4 %"
+    return (
+        f"sums squares in the dtype of its input, {dtype or 'unknown'} now: "
+        "float16 would overflow from |x| = 256 on, bfloat16 would keep 8 bits"
+    )

@@ -1,0 +1,75 @@
+"""NP201."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Outcome, number
+from normprobe.records import Finding, ReportData, Severity, Stream
+
+
+@final
+@dataclass(frozen=True)
+class MissingFinalNorm(Check):
+    """A pre-norm residual stream reaches the head without a final norm.
+
+    ## What it measures
+
+    Whether every path from the last residual add of a stream to the head passes a norm, read off the recorded
+    data flow. The value is the RMS of the stream that the head reads (median over tokens), where it was
+    measured; the message adds the largest token and the growth since the stream's entry.
+
+    ## Why it matters
+
+    Where the norms sit inside the branches, the sum itself is never normalised and grows with depth, about
+    with the root of the number of writes at init. Without a final norm the head reads it raw: the logits'
+    scale then depends on depth and differs from token to token. A checkpoint that was trained with a final
+    norm and converted without it still writes plausible text, with worse perplexity.
+
+    ## What to do
+
+    Add the norm between the last block and the head. In a converted model, look for the norm's weights among
+    the keys that were dropped.
+
+    ## When to ignore it
+
+    When the stream is read raw on purpose and its reader has learned that scale. Post-norm and DeepNorm
+    streams end every block in a norm and need none; a stream whose features are pooled or taken at an inner
+    layer is skipped with that reason.
+
+    ## References
+
+    Radford et al. 2019 (GPT-2), sec. 2.3; Xiong et al. 2020, table 1 (the final norm of Pre-LN).
+    """
+
+    code, name, severity, since = "NP201", "missing-final-norm", Severity.ERROR, "0.1.0"
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for every stream that needs a final norm and has none."""
+        if not data.anatomy.streams:
+            yield self.skip("no residual stream was found")
+        for stream in data.anatomy.streams:
+            if stream.final_norm is not None or stream.placement in ("post", "deepnorm"):
+                continue
+            if stream.needs_final_norm:
+                yield self._found(stream, data)
+            elif stream.needs_final_norm is None:
+                reason = stream.final_norm_reason or "it could not be decided whether the head reads it"
+                yield self.skip(reason, [stream.name])
+
+    def _found(self, stream: Stream, data: ReportData) -> Finding:
+        measure = next((m for m in data.measurements.residual if m.stream == stream.name and m.states), None)
+        text = f"the head reads the {stream.placement} stream without a norm, after {stream.depth} writes"
+        if measure is not None:
+            last, entry = measure.states[-1], measure.entry_rms
+            text += (
+                f": its RMS is {number(last.rms_median)} (median token) to {number(last.rms_max)} (largest), "
+                f"against {number(entry)} at the entry"
+            )
+        return self.finding(
+            stream.name,
+            text,
+            value=measure.states[-1].rms_median if measure else None,
+            source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
+        )

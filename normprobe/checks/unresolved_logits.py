@@ -1,0 +1,118 @@
+"""NP401."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.records import AttentionMeasure, Finding, HeadLogits, ReportData, Severity
+from normprobe.theory import format_of
+
+
+@final
+@dataclass(frozen=True)
+class UnresolvedLogits(Check):
+    """Attention logits are larger than training and half precision resolve.
+
+    ## What it measures
+
+    The largest attention logit of every head over the sampled query rows, after scale, soft-cap and mask.
+    Where not all rows were looked at, also the bound max|q|·max|k|·|scale| (no more than the soft-cap): a
+    note, when the bound alone exceeds the limit, since a larger logit cannot be ruled out.
+
+    ## Why it matters
+
+    Logits that grow without limit end in attention that is one-hot, with a vanishing gradient for all other
+    keys; that precedes the divergence of large models. And the larger a logit is, the coarser its grid: at
+    64, neighbouring bfloat16 numbers are 0.5 apart, a factor of 1.65 in probability. A warning, not an error:
+    models with large query and key biases work with logits above the limit, because softmax sees differences
+    alone.
+
+    ## What to do
+
+    While training: QK-Norm, a soft-cap, QK-Clip, or a lower learning rate. For a trained model: compute
+    logits and softmax in float32 and never in float16.
+
+    ## When to ignore it
+
+    In a trained model that is served with float32 logits and shows no saturated heads.
+
+    ## References
+
+    Gemma Team 2024 (Gemma 2), sec. 2 (attention logits capped at 50); Kimi Team 2025 (Kimi K2), sec. 2.1
+    (QK-Clip at 100); Dehghani et al. 2023 (ViT-22B), sec. 2 and Wortsman et al. 2023, sec. 3.1.1 (divergence
+    by logit growth); Zhai et al. 2023 (entropy collapse).
+    """
+
+    code, name, severity, since = "NP401", "unresolved-logits", Severity.WARNING, "0.1.0"
+    needs = Needs.STRUCTURE | Needs.FORWARD
+
+    max_logit: float = limit(
+        50.0, unit=Unit.LOGIT, source="Gemma Team 2024 (Gemma 2), sec. 2: the cap on attention logits"
+    )
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one warning for all sites with too large logits, and one note for those with too large a
+        bound."""
+        sites = [site for site in data.measurements.attention if site.heads]
+        measured = {site.path for site in sites}
+        missing = [site.path for site in data.anatomy.attention if site.path not in measured]
+        if missing:
+            yield self.skip("its logits were not measured", missing)
+        elif not sites:
+            yield self.skip("no attention site was found")
+        over = [site for site in sites if self.exceeds(_largest(site), self.max_logit)]
+        if over:
+            yield self._measured(over, len(sites))
+        caps = {site.path: site.softcap for site in data.anatomy.attention}
+        bounds = [(_bound(site, caps.get(site.path)), site) for site in sites if not site.basis.exact]
+        loose = [(b, site) for b, site in bounds if site not in over and self.exceeds(b, self.max_logit)]
+        if loose:
+            yield self._bounded(loose, len(sites))
+
+    def _measured(self, over: list[AttentionMeasure], count: int) -> Finding:
+        worst = max(over, key=lambda site: _rank(_largest(site)))
+        head = max(worst.heads, key=lambda item: _rank(item.sampled_max))
+        return self.finding(
+            worst.path,
+            f"logits reach {number(head.sampled_max)} in head {head.head}{_grid(head, worst.basis.dtype)}; "
+            f"{len(over)} of {count} attention sites exceed the limit",
+            value=head.sampled_max,
+            against="max_logit",
+            places=[site.path for site in over],
+        )
+
+    def _bounded(self, loose: list[tuple[float, AttentionMeasure]], count: int) -> Finding:
+        bound, worst = max(loose, key=lambda pair: _rank(pair[0]))
+        return self.finding(
+            worst.path,
+            f"logits of up to {number(bound)} cannot be ruled out, though {worst.rows} sampled rows reach "
+            f"{number(_largest(worst))} at most; {len(loose)} of {count} sites have such a bound",
+            value=bound,
+            against="max_logit",
+            severity=Severity.NOTE,
+            places=[site.path for _, site in loose],
+        )
+
+
+def _rank(value: float) -> float:
+    """A key that puts what is not finite above every number."""
+    return value if math.isfinite(value) else math.inf
+
+
+def _largest(site: AttentionMeasure) -> float:
+    return max((head.sampled_max for head in site.heads), key=_rank)
+
+
+def _bound(site: AttentionMeasure, softcap: float | None) -> float:
+    bound = max((head.bound for head in site.heads), key=_rank)
+    return min(bound, softcap) if softcap is not None and math.isfinite(bound) else bound
+
+
+def _grid(head: HeadLogits, dtype: str) -> str:
+    form = format_of(dtype)
+    if form is None or not math.isfinite(head.sampled_max):
+        return ""
+    return f", where neighbouring {form.name} numbers are {number(form.spacing(head.sampled_max))} apart"

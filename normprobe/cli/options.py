@@ -1,0 +1,135 @@
+"""The options of the commands: names, help texts and choices."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from normprobe.report.render import Format
+
+_WHAT, _RUN, _SHOW = "What to load", "What to measure", "What to show"
+
+
+class LevelChoice(str, Enum):
+    """How far an audit goes."""
+
+    STRUCTURE = "structure"
+    FORWARD = "forward"
+
+
+class FailChoice(str, Enum):
+    """From which severity on the exit code is 1."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+    NEVER = "never"
+
+
+class DtypeChoice(str, Enum):
+    """Floating dtypes that a model can be run in."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class AutocastChoice(str, Enum):
+    """Dtypes for automatic mixed precision."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class TableChoice(str, Enum):
+    """How the list of checks is printed."""
+
+    RICH = "rich"
+    JSON = "json"
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A hub id (org/name), a checkpoint folder, a config.json, a .gguf file, path/file.py:factory, "
+        "package.module:factory, or with --config-only a model type (gpt2).",
+        show_default=False,
+    ),
+]
+Revision = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        help="Branch, tag or commit of a hub repository.", rich_help_panel=_WHAT, show_default=False
+    ),
+]
+ConfigOnly = Annotated[
+    bool, typer.Option("--config-only", help="Random weights from the configuration.", rich_help_panel=_WHAT)
+]
+Meta = Annotated[
+    bool, typer.Option("--meta", help="Shapes without memory: no weights at all.", rich_help_panel=_WHAT)
+]
+Device = Annotated[str, typer.Option(help="Device of the model, such as cuda:0.", rich_help_panel=_WHAT)]
+Dtype = Annotated[
+    Optional[DtypeChoice],  # noqa: UP045
+    typer.Option(
+        help="Dtype of the weights; as saved by default.", rich_help_panel=_WHAT, show_default=False
+    ),
+]
+AllowPickle = Annotated[
+    bool,
+    typer.Option("--allow-pickle", help="Read pickled weights (tensors only).", rich_help_panel=_WHAT),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.", rich_help_panel=_WHAT),
+]
+TextOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--text", help="Text for a language model.", rich_help_panel=_RUN, show_default=False),
+]
+TextFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="File with text for a language model.", rich_help_panel=_RUN, show_default=False),
+]
+Tokens = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(help="Tokens in each row; 512 by default.", rich_help_panel=_RUN, show_default=False),
+]
+Batch = Annotated[int, typer.Option(help="Rows.", rich_help_panel=_RUN)]
+Seed = Annotated[int, typer.Option(help="Seed of random weights, inputs and samples.", rich_help_panel=_RUN)]
+LevelOption = Annotated[
+    LevelChoice,
+    typer.Option(help="structure: what it is built of. forward: and its signal.", rich_help_panel=_RUN),
+]
+Backward = Annotated[
+    bool, typer.Option("--backward", help="And its gradients: one backward pass more.", rich_help_panel=_RUN)
+]
+Autocast = Annotated[
+    Optional[AutocastChoice],  # noqa: UP045
+    typer.Option(help="Measure under automatic mixed precision.", rich_help_panel=_RUN, show_default=False),
+]
+FormatOption = Annotated[
+    Optional[Format],  # noqa: UP045
+    typer.Option(
+        "--format",
+        help="Form of the report; rich by default, or what the suffix of --out names.",
+        rich_help_panel=_SHOW,
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        help="Write the report to this file, whole or not at all.", rich_help_panel=_SHOW, show_default=False
+    ),
+]
+FailOption = Annotated[
+    FailChoice, typer.Option(help="Exit with 1 from this severity on.", rich_help_panel=_SHOW)
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_SHOW)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_SHOW)]

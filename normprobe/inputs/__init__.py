@@ -1,0 +1,5 @@
+"""Inputs for a model that says in its configuration what it takes."""
+
+from normprobe.inputs.make import complete, inputs_from_config, row_length, takes_ids
+
+__all__ = ["complete", "inputs_from_config", "row_length", "takes_ids"]

@@ -1,0 +1,1 @@
+"""Identification of norms by behaviour."""

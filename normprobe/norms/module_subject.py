@@ -1,0 +1,143 @@
+"""A module as the subject of identification: rebuilt copies, the recorded call replayed, one tensor varied."""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe.capture.calls import CallSpec, TensorSpec
+from normprobe.errors import UnreadableAnatomyError
+from normprobe.norms.rebuild import floating_tensors, rebuild
+from normprobe.norms.subject import Instance, NotComparableError, draw
+
+SIDE = 32.0  # other floating arguments; SiLU, GELU and ReLU map it to 32, sigmoid and tanh to 1, exactly in float32
+EXACT = (torch.float64, torch.float32)  # dtypes for kind and gain, best first
+_PLAIN = (str, bytes, numbers.Number, torch.dtype, torch.device, torch.Size, type(None))
+
+
+class ModuleSubject:
+    """A module under its recorded call: the first floating tensor argument is varied, all others are constants.
+
+    Axes that match no tensor of the module are shortened, so that a large call costs no more than a small one;
+    where the module refuses the shorter shape the recorded one is used.
+
+    Args:
+        module: never touched; hooks are not copied.
+        call: how it was called.
+        side: value of the other floating tensor arguments.
+
+    Raises:
+        NotComparableError: no floating tensor argument, or no output that corresponds to it.
+        UnreadableAnatomyError: the module could not be rebuilt, or its copy could not be run.
+    """
+
+    def __init__(self, module: nn.Module, call: CallSpec, side: float = SIDE) -> None:
+        self._module, self._side = module, side
+        self._leaves, self._tree = pytree.tree_flatten((call.args, call.kwargs))
+        floating = [i for i, leaf in enumerate(self._leaves) if _is_floating(leaf)]
+        if not floating:
+            raise NotComparableError("no floating tensor argument")
+        self._varied, self.sides = floating[0], len(floating) - 1
+        self._recorded: TensorSpec = self._leaves[self._varied]
+        self._tensors, self._parameters = floating_tensors(module)
+        self.dtype = self._recorded.dtype
+        self.device = self._home()
+        self.shape = self._settle()
+
+    def instance(self, dtype: torch.dtype, seed: int | None, train: bool = False) -> Instance:
+        """A fresh copy in `dtype`, in train or eval mode, its tensors drawn anew where a seed is given."""
+        values = {} if seed is None else draw(self._tensors.items(), self._parameters, seed)
+        try:
+            twin = rebuild(self._module, dtype, self.device, values)
+        except Exception as error:
+            raise UnreadableAnatomyError(
+                f"cannot rebuild a copy of a {type(self._module).__name__}",
+                expected="a module that can be deep-copied",
+                found=f"{type(error).__name__}: {error}",
+                hint="give the module a __deepcopy__ that works",
+            ) from error
+        twin.train(train)
+        tensors, parameters = floating_tensors(twin)
+        others = [self._other(leaf, dtype) for leaf in self._leaves]
+
+        def call(x: Tensor) -> Tensor:
+            leaves = [copy.copy(o) if isinstance(o, (list, dict)) else o for o in others]
+            leaves[self._varied] = x.clone()
+            args, kwargs = pytree.tree_unflatten(leaves, self._tree)
+            return _corresponding(twin(*args, **kwargs), x)
+
+        return Instance(call, tensors, parameters, dtype)
+
+    def _home(self) -> torch.device:
+        found = next(iter(self._tensors.values())).device if self._tensors else self._recorded.device
+        return torch.device("cpu") if found.type in ("meta", "mps") else found
+
+    def _settle(self) -> tuple[int, ...]:
+        """The smallest shape that the module accepts."""
+        recorded = self._recorded.shape
+        failure: Exception | None = None
+        for shape in dict.fromkeys((self._shortened(), (max(2, recorded[0]), *recorded[1:]), recorded)):
+            for dtype in EXACT:
+                self.shape = shape
+                try:
+                    instance = self.instance(dtype, seed=0)
+                    instance.call(torch.ones(shape, dtype=dtype, device=self.device))
+                except (NotComparableError, UnreadableAnatomyError):
+                    raise
+                except Exception as error:  # a foreign forward may raise anything; kept for the message below
+                    failure = error
+                else:
+                    return shape
+        raise UnreadableAnatomyError(
+            f"cannot run a copy of a {type(self._module).__name__} outside its model",
+            expected=f"a forward that accepts one tensor of shape {recorded}",
+            found=f"{type(failure).__name__}: {failure}",
+        ) from failure
+
+    def _shortened(self) -> tuple[int, ...]:
+        recorded = self._recorded.shape
+        if len(recorded) < 2:
+            return recorded
+        sizes = {size for t in self._tensors.values() for size in (*t.shape, t.numel()) if size > 1}
+        keep = {axis for axis in range(1, len(recorded)) if recorded[axis] in sizes}
+        keep = keep or {len(recorded) - 1, *([1] if len(recorded) > 3 else [])}
+        short = [size if axis in keep else min(size, 4) or 2 for axis, size in enumerate(recorded)]
+        short[0] = 2 if len(recorded) > 2 else 4
+        return tuple(short)
+
+    def _other(self, leaf: Any, dtype: torch.dtype) -> Any:
+        if not isinstance(leaf, TensorSpec):
+            return leaf if isinstance(leaf, _PLAIN) else copy.deepcopy(leaf)
+        shape = self._fitted(leaf.shape)
+        if leaf.dtype.is_floating_point:
+            return torch.full(shape, self._side, dtype=dtype, device=self.device)
+        if leaf.value is None:
+            return torch.zeros(shape, dtype=leaf.dtype, device=self.device)
+        value = leaf.value.to(self.device)
+        return value[tuple(slice(0, size) for size in shape)].expand(shape).clone()
+
+    def _fitted(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """`shape` with the axes that agree with the recorded input's resized as the input is."""
+        old, new = self._recorded.shape, self.shape if hasattr(self, "shape") else self._recorded.shape
+        agree = [a == b for a, b in zip(shape, old, strict=False)]
+        return tuple(new[i] if i < len(agree) and agree[i] else size for i, size in enumerate(shape))
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, TensorSpec) and leaf.dtype.is_floating_point and len(leaf.shape) > 0
+
+
+def _corresponding(output: Any, x: Tensor) -> Tensor:
+    """The one floating tensor of the output with the shape of x, or with as many elements in the same order."""
+    tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    same = [t for t in tensors if t.shape == x.shape]
+    if len(same) == 1:
+        return same[0]
+    if not same and len(tensors) == 1 and tensors[0].numel() == x.numel():
+        return tensors[0].reshape(x.shape)
+    raise NotComparableError(f"output shapes {[tuple(t.shape) for t in tensors]}, input {tuple(x.shape)}")

@@ -1,0 +1,167 @@
+"""In which dtype the statistic is reduced, and whether the gain is multiplied before or after the cast back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normprobe.norms.fit import Fit
+from normprobe.norms.subject import Instance
+from normprobe.records.anatomy import Reduction, WeightMultiply
+
+HALF = (torch.float16, torch.bfloat16)
+FUSED = frozenset(
+    {
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "_batch_norm_with_update",
+        "_batch_norm_no_update",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "batch_norm",
+    }
+)
+_SQUARING = frozenset({"pow", "square", "var", "var_mean", "std", "std_mean", "norm", "linalg_vector_norm"})
+_WIDE_INSIDE = frozenset({"linalg_vector_norm", "norm", "std", "std_mean"})  # square and sum within one kernel
+_REDUCING = frozenset({"mean", "sum", "bmm", "mm", "matmul"})
+OVERFLOWING = 300.0  # its square is beyond float16's largest number, 65504
+
+
+@dataclass(frozen=True)
+class Op:
+    """One recorded operation: its name, the dtypes of its floating inputs, and how many tensors it was given."""
+
+    name: str
+    dtypes: tuple[torch.dtype, ...]
+    tensors: int
+    same: bool
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = [t for t in pytree.tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
+        dtypes = tuple(t.dtype for t in leaves if t.is_floating_point())
+        same = len(leaves) == 2 and leaves[0] is leaves[1]
+        self.ops.append(Op(func.overloadpacket.__name__, dtypes, len(leaves), same))
+        return func(*args, **(kwargs or {}))
+
+
+def operations(instance: Instance, x: Tensor) -> list[Op]:
+    """The operations that one call runs, composite ones taken apart."""
+    recorder = _Recorder()
+    with recorder:
+        instance.call(x)
+    return recorder.ops
+
+
+def fused_op(ops: Sequence[Op]) -> Op | None:
+    """The first fused norm kernel among `ops`."""
+    return next((op for op in ops if op.name in FUSED), None)
+
+
+def _statistic_op(ops: Sequence[Op]) -> Op | None:
+    """The operation that squares, else the one that reduces."""
+    for op in ops:
+        if op.dtypes and (op.name in _SQUARING or (op.name == "mul" and op.same)):
+            return op
+    return next((op for op in ops if op.name in _REDUCING and op.dtypes), None)
+
+
+def reduction(instance: Instance, fit: Fit, device: torch.device) -> tuple[Reduction, str]:
+    """The dtype of the reduction: what the recorded operation says, confirmed by overflow in float16.
+
+    Args:
+        instance: a copy in float16.
+        fit: its form, from wider arithmetic.
+        device: where it runs.
+
+    Returns:
+        The reduction and a sentence; "unknown" where record and behaviour disagree.
+    """
+    x = _signs(fit.layout.shape).mul(OVERFLOWING).to(device=device, dtype=instance.dtype)
+    recorder = _Recorder()
+    with recorder:
+        y = instance.call(x)
+    overflows = not _agrees(y, x, fit)
+    op = fused_op(recorder.ops) or _statistic_op(recorder.ops)
+    if op is None:
+        return "unknown", "no reduction among the recorded operations"
+    half = op.dtypes[0] in HALF
+    told = f"{op.name} on {str(op.dtypes[0])[6:]}, float16 at |x| = 300 {'overflows' if overflows else 'holds'}"
+    if op.name in FUSED or op.name in _WIDE_INSIDE:
+        if overflows:
+            return ("input", told) if op.name in _WIDE_INSIDE and half else ("unknown", told)
+        return ("native" if half or op.name in FUSED and half else "float32"), told
+    if half == overflows:
+        return ("input" if half else "float32"), told
+    return "unknown", told
+
+
+def _signs(shape: tuple[int, ...]) -> Tensor:
+    """Magnitudes around 1 with random signs, float64."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64).mul(0.4).add(0.8)
+    return x * torch.randint(0, 2, shape, generator=generator).mul(2).sub(1)
+
+
+def _ideal(x: Tensor, fit: Fit) -> Tensor:
+    """z of the (rounded) input in float64, in the layout's view."""
+    deviation, mean_square = fit.layout.statistic(
+        fit.layout.split(x.to("cpu", torch.float64)), fit.centred
+    )
+    return deviation * mean_square.rsqrt()
+
+
+def _agrees(y: Tensor, x: Tensor, fit: Fit) -> bool:
+    wanted = fit.gain * _ideal(x, fit) + fit.offset
+    error = (fit.layout.split(y.to("cpu", torch.float64)) - wanted).abs().amax()
+    return bool(error <= 0.05 * wanted.abs().amax())
+
+
+def weight_multiply(
+    instance: Instance, fit: Fit, device: torch.device, reduced: Reduction, scale: float
+) -> tuple[WeightMultiply, str]:
+    """Whether the gain is multiplied before or after the cast back, bit for bit in the instance's half dtype.
+
+    Args:
+        instance: a copy in bfloat16 or float16 with random gains.
+        fit: its form, with a gain.
+        device: where it runs.
+        reduced: the dtype of the reduction; with "input" there is no cast.
+        scale: scale of the input, large enough that eps does not count.
+    """
+    x = _signs(fit.layout.shape).mul(scale).to(device=device, dtype=instance.dtype)
+    y = instance.call(x).cpu()
+    if y.dtype not in HALF:
+        return "before_cast", f"the output stays {str(y.dtype)[6:]}"
+    if reduced == "input":
+        return "after_cast", "all arithmetic is in the input's dtype, there is no cast"
+    got, half = fit.layout.split(y), instance.dtype
+    z, gain, offset = (t.float() for t in (_ideal(x, fit), fit.gain, fit.offset))
+    before = (z * gain + offset).to(half)
+    after = z.to(half) * gain.to(half)
+    if bool(offset.any()):
+        after = after + offset.to(half)
+    differ = {
+        "before_cast": float((got != before).double().mean()),
+        "after_cast": float((got != after).double().mean()),
+    }
+    told = ", ".join(f"{share:.2%} of elements differ from {name}" for name, share in differ.items())
+    best, other = sorted(differ, key=lambda name: differ[name])
+    if differ[best] <= 0.02 and differ[other] >= max(0.04, 4 * differ[best]):
+        return ("before_cast" if best == "before_cast" else "after_cast"), told
+    return "unknown", told

@@ -1,0 +1,77 @@
+"""What the identification works on: something that can be rebuilt in any dtype with known random parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class NotComparableError(Exception):
+    """The output holds no single floating tensor that corresponds to the input, so no norm can be meant."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One fresh copy: a function of the varied input, and the tensors that it uses.
+
+    Attributes:
+        call: maps x (the subject's shape, `dtype`, `device`) to y of the same shape; leaves x as it is. Raises
+            `NotComparableError` where the output holds no such tensor.
+        tensors: floating parameters and buffers by name; writing into one changes what `call` computes.
+        parameters: which of those names are parameters.
+        dtype: dtype of the input and of `tensors`.
+    """
+
+    call: Callable[[Tensor], Tensor]
+    tensors: dict[str, Tensor]
+    parameters: frozenset[str]
+    dtype: torch.dtype
+
+
+class Subject(Protocol):
+    """A module, or a piece of a recorded graph, whose behaviour is to be identified."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the varied input; the first axis holds rows, at least two where that is possible."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the varied input in the recorded call."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which instances run."""
+        ...
+
+    def instance(self, dtype: torch.dtype, seed: int | None, train: bool = False) -> Instance:
+        """A fresh copy in `dtype`; with a seed every tensor is replaced by `draw`, else the values are kept."""
+        ...
+
+
+def draw(named: Iterable[tuple[str, Tensor]], parameters: frozenset[str], seed: int) -> dict[str, Tensor]:
+    """Random values for named tensors, in float64 on the CPU, the same for every dtype.
+
+    Values are multiples of 1/128 with magnitude in [0.5, 1.5), so that float16 and bfloat16 hold them exactly.
+    Parameters get either sign, buffers are positive (a variance must be).
+
+    Args:
+        named: names and tensors, of which only the shapes are used.
+        parameters: names of the parameters among them.
+        seed: seed of a generator of its own; the process's random state is not touched.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values = {}
+    for name, tensor in named:
+        shape = tuple(tensor.shape)
+        magnitude = torch.randint(64, 192, shape, generator=generator).double() / 128
+        if name in parameters:
+            magnitude *= torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1)
+        values[name] = magnitude
+    return values

@@ -1,0 +1,238 @@
+"""The Anatomy: what a model is built of, as read from its recorded data flow."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from normprobe.records.base import Record
+
+NormRole = Literal[
+    "pre", "output", "post", "final", "embedding", "query", "key", "inner", "head", "unused"
+]
+NormKind = Literal[
+    "layernorm",
+    "rmsnorm",
+    "l2norm",
+    "scalenorm",
+    "batchnorm",
+    "groupnorm",
+    "instancenorm",
+    "lrn",
+    "grn",
+    "dyt",
+    "affine",
+    "identity",
+    "unknown",
+]
+AffineForm = Literal[
+    "weight", "weight+bias", "one_plus_weight", "one_plus_weight+bias", "none", "other"
+]
+EpsPlacement = Literal["inside_sqrt", "outside_sqrt", "clamp", "scaled", "none", "unknown"]
+Reduction = Literal["float32", "input", "native", "unknown"]
+WeightMultiply = Literal["before_cast", "after_cast", "fused", "none", "unknown"]
+Placement = Literal[
+    "pre", "post", "sandwich", "output", "deepnorm", "preact", "postact", "none", "unknown"
+]
+BranchKind = Literal[
+    "attention",
+    "linear_attention",
+    "cross_attention",
+    "mlp",
+    "moe",
+    "ssm",
+    "recurrent",
+    "conv",
+    "other",
+]
+
+
+class NormSpec(Record):
+    """What one norm does, as found by feeding it inputs; `evidence` says how each fact was found.
+
+    Attributes:
+        kind: the kind by behaviour, "unknown" where no closed form fits.
+        subtracts_mean: whether the mean over `axes` is subtracted; None where that is not known.
+        affine: how gain and offset are stored and applied.
+        eps: the constant in force in the working dtype, in the units of its placement (inside_sqrt: of the
+            mean square; outside_sqrt and clamp: of the root); None where it has none or was not recovered.
+        axes: the axes that are reduced, counted from the end for the last axes (-1: features).
+        size: number of elements that share one statistic; None where it depends on the input.
+        groups: number of groups of channels with a statistic each; None where there are no groups.
+        device: device on which the behaviour was measured.
+    """
+
+    kind: NormKind
+    subtracts_mean: bool | None = None
+    affine: AffineForm = "none"
+    eps: float | None = None
+    eps_placement: EpsPlacement = "none"
+    reduction: Reduction = "unknown"
+    weight_multiply: WeightMultiply = "none"
+    axes: tuple[int, ...] = ()
+    groups: int | None = None
+    size: int | None = None
+    batch_dependent: bool = False
+    frozen: bool = False
+    fused: bool = False
+    weight: str | None = None
+    bias: str | None = None
+    device: str = "cpu"
+    evidence: tuple[str, ...] = ()
+
+
+class NormSite(NormSpec):
+    """One norm of the model: a module (`module=True`), or one place in the graph with path `module.path#op:k`.
+
+    `weight` and `bias` hold full parameter paths. `executions` counts the calls in one forward.
+    """
+
+    path: str
+    role: NormRole = "inner"
+    executions: int = 0
+    executed: bool = True
+    module: bool = True
+    class_name: str = Field(default="", alias="class")
+
+
+class OpSite(Record):
+    """Where an operation happens: the `ordinal`-th call of `op` directly inside the `execution`-th run of `path`.
+
+    All three counts start at 0. A measured pass finds the same operation again by this key.
+    """
+
+    path: str
+    op: str
+    ordinal: int = 0
+    execution: int = 0
+
+
+class BranchScale(Record):
+    """Factor on the branch before it is added: a constant, or a learned scalar, channel vector or gate."""
+
+    kind: Literal["none", "constant", "scalar", "channel", "gate"] = "none"
+    value: float | None = None
+    parameter: str | None = None
+
+
+class Branch(Record):
+    """One write to a residual stream.
+
+    Attributes:
+        path: module where the add runs.
+        block: repeated container that the branch belongs to.
+        readers: parameters of the first heavy operations on the stream, biases included.
+        writers: parameters of the last heavy operations before the add, biases included.
+        parameters: every parameter used between the read and the add.
+        skip_scale: constant factor on the trunk at this add; None where it is no constant.
+        add: where the add happens, `trunk` (0 or 1) says which operand is the trunk.
+    """
+
+    path: str
+    block: str
+    kind: BranchKind
+    placement: Placement
+    parallel: bool = False
+    pre_norm: str | None = None
+    output_norm: str | None = None
+    post_norm: str | None = None
+    readers: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    skip_scale: float | None = 1.0
+    branch_scale: BranchScale = BranchScale()
+    add: OpSite
+    trunk: Literal[0, 1] = 0
+
+
+class Stream(Record):
+    """One residual stream: `depth` writes to a trunk of `width` features.
+
+    `feature_axis` is the axis of the features in the stream's tensors (-1, or 1 for channels-first maps).
+    `final_norm_reason` says why `final_norm` is null where that is no fault, or what was found.
+    `input_multiplier` is the constant factor between the source of the stream and its first read; None: not constant.
+    `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
+    """
+
+    name: str
+    width: int
+    depth: int
+    placement: Placement | Literal["mixed"]
+    parallel: bool = False
+    entry_norm: str | None = None
+    final_norm: str | None = None
+    needs_final_norm: bool | None = None
+    final_norm_reason: str = ""
+    raw_readers: tuple[str, ...] = ()
+    input_multiplier: float | None = 1.0
+    feature_axis: int = -1
+    branches: tuple[Branch, ...] = ()
+
+
+class QKNorm(Record):
+    """Norms on query and key. `rope` says whether they come before or after the rotary embedding."""
+
+    kind: NormKind
+    axis: Literal["head", "full", "unknown"]
+    query: str | None = None
+    key: str | None = None
+    rope: Literal["before", "after", "none", "unknown"] = "none"
+
+
+class HeadRows(Record):
+    """The rows (output features) of `parameter` that feed each head, as half-open ranges `[start, stop)` per head."""
+
+    parameter: str
+    axis: int = 0
+    heads: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+
+class AttentionSite(Record):
+    """One attention operation. `scale` is the factor on q·kᵀ in force wherever it is applied (None: not constant)."""
+
+    path: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float | None = None
+    scale_parameter: str | None = None
+    softcap: float | None = None
+    causal: bool | None = None
+    window: int | None = None
+    sinks: bool = False
+    cross: bool = False
+    kernel: str = "unknown"
+    qk_norm: QKNorm | None = None
+    columns: dict[Literal["q", "k", "v"], HeadRows] = Field(default_factory=dict)
+    site: OpSite
+
+
+class Reparametrization(Record):
+    """A weight that is computed from other parameters at every forward."""
+
+    path: str
+    kind: Literal["weight_norm", "spectral_norm", "weight_standardization"]
+
+
+class Head(Record):
+    """The readout: the parameter that maps the stream to the first returned tensor."""
+
+    path: str
+    logit_multiplier: float | None = 1.0
+    softcap: float | None = None
+    tied_to: str | None = None
+
+
+class Anatomy(Record):
+    """Everything that was read from the recorded data flow."""
+
+    norms: tuple[NormSite, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    attention: tuple[AttentionSite, ...] = ()
+    reparametrizations: tuple[Reparametrization, ...] = ()
+    head: Head | None = None
+
+    def norm(self, path: str) -> NormSite | None:
+        """The norm at `path`, or None."""
+        return next((n for n in self.norms if n.path == path), None)

@@ -1,0 +1,80 @@
+"""Findings, skips and the document that `--format json` prints."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+from pydantic import Field
+
+from normprobe.records.anatomy import Anatomy
+from normprobe.records.base import Record
+from normprobe.records.measurements import Level, Measurements
+
+SCHEMA = "normprobe-report/1"
+
+
+class Severity(str, Enum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+    @property
+    def rank(self) -> int:
+        """0 for an error, 1 for a warning, 2 for a note."""
+        return (Severity.ERROR, Severity.WARNING, Severity.NOTE).index(self)
+
+
+class Finding(Record):
+    """One claim: what was found at `where`, the measured value, the limit and where the limit comes from.
+
+    `places` lists every place when one finding stands for several with the same value.
+    """
+
+    code: str = Field(pattern=r"^NP\d{3}$")
+    name: str
+    severity: Severity
+    where: str
+    places: tuple[str, ...] = ()
+    message: str
+    value: float | str | None = None
+    limit: float | str | None = None
+    unit: str = ""
+    source: str
+    fix: str | None = None
+
+
+class Skipped(Record):
+    """Something that was not looked at, and why."""
+
+    what: str
+    why: str
+
+
+class Target(Record):
+    """What was probed, and with which inputs."""
+
+    name: str = ""
+    source: str = ""
+    class_name: str = Field(default="", alias="class")
+    parameters: int = 0
+    dtype: str = ""
+    device: str = ""
+    inputs: str = ""
+    revision: str | None = None
+
+
+class ReportData(Record):
+    """The whole document. Fields may be added, never renamed."""
+
+    schema_: Literal["normprobe-report/1"] = Field(default=SCHEMA, alias="schema")
+    target: Target = Target()
+    level: Level = "forward"
+    versions: dict[str, str] = Field(default_factory=dict)
+    anatomy: Anatomy = Anatomy()
+    measurements: Measurements = Measurements()
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()

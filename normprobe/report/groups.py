@@ -1,0 +1,76 @@
+"""Findings with the same code, and skips with the same reason, gathered for a reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from normprobe.records import Finding, Severity, Skipped
+from normprobe.report.wording import number
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """All findings of one code and severity; `first` speaks for them."""
+
+    first: Finding
+    findings: tuple[Finding, ...]
+
+    @property
+    def severity(self) -> Severity:
+        """The severity they share."""
+        return self.first.severity
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Every place once, in the order in which they were found."""
+        return tuple(dict.fromkeys(place for one in self.findings for place in one.places or (one.where,)))
+
+    @property
+    def others(self) -> int:
+        """How many findings say something else than `first` does."""
+        return sum(one.message != self.first.message for one in self.findings)
+
+    @property
+    def evidence(self) -> str:
+        """Measured value (its range over several findings), limit, and where the limit comes from."""
+        unit = f" {self.first.unit}" if self.first.unit not in ("", "1") else ""
+        measured, limit = _values(self.findings), self.first.limit
+        parts = (
+            f"measured {measured}{unit}" if measured else "",
+            f"limit {_text(limit)}{unit}" if limit is not None else "",
+            f"source: {self.first.source}",
+        )
+        return " · ".join(part for part in parts if part)
+
+
+def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
+    """One group for each severity and code, the worst severity first, then by code."""
+    groups: dict[tuple[int, str], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault((one.severity.rank, one.code), []).append(one)
+    return [FindingGroup(members[0], tuple(members)) for _, members in sorted(groups.items())]
+
+
+def skipped_groups(skipped: Sequence[Skipped]) -> list[tuple[tuple[str, ...], str]]:
+    """(what was skipped, the reason) for each distinct reason, in the order in which they came."""
+    groups: dict[str, list[str]] = {}
+    for one in skipped:
+        groups.setdefault(one.why, []).append(one.what)
+    return [(tuple(dict.fromkeys(what)), why) for why, what in groups.items()]
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else number(value)
+
+
+def _values(findings: Sequence[Finding]) -> str:
+    values = [one.value for one in findings if one.value is not None]
+    numbers = [value for value in values if not isinstance(value, str)]
+    if not values or len(numbers) != len(values):
+        return ", ".join(dict.fromkeys(_text(value) for value in values))
+    broken = [value for value in numbers if math.isnan(value)]
+    low, high = (number(pick(set(numbers) - set(broken), default=math.nan)) for pick in (min, max))
+    span = low if low == high else f"{low} to {high}"
+    return f"{span}, {len(broken)} × nan" if broken and len(broken) < len(numbers) else span

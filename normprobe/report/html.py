@@ -1,0 +1,125 @@
+"""The report as self-contained HTML: a fragment for notebooks, a page for files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+
+from normprobe.records import ReportData
+from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
+from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines
+from normprobe.report.places import joined
+from normprobe.report.series import Chart, Series, charts
+from normprobe.report.style import CSS
+from normprobe.report.svg import chart
+from normprobe.report.wording import plural, tally
+
+
+def fragment(data: ReportData) -> str:
+    """The report as one `<div>` with its own styles, for the output of a notebook cell."""
+    body = "\n".join(_sections(data))
+    return f'<div class="normprobe-report"><style>{CSS}</style>\n{body}\n</div>'
+
+
+def page(data: ReportData) -> str:
+    """The report as a whole HTML document, with a newline at the end."""
+    title = escape(f"normprobe: {_name(data)}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{title}</title></head>\n"
+        f'<body class="normprobe-page">\n{fragment(data)}\n</body></html>\n'
+    )
+
+
+def _name(data: ReportData) -> str:
+    return data.target.name or data.target.class_name or "model"
+
+
+def _sections(data: ReportData) -> Iterator[str]:
+    worst = min((one.severity for one in data.findings), key=lambda severity: severity.rank, default=None)
+    verdict = tally(one.severity for one in data.findings)
+    skips = f"{len(data.skipped)} not looked at" if data.skipped else ""
+    yield f'<header><p class="np-name">{escape(_name(data))}</p>'
+    yield f'<p class="np-verdict np-{worst.value if worst else "clean"}">{verdict}</p>'
+    yield f'<p class="np-dim">{escape(" · ".join(filter(None, (headline(data), skips))))}</p>'
+    if broken := broken_output(data):
+        yield f'<p class="np-broken-text">{escape(broken)}</p>'
+    yield "</header>"
+    if data.findings:
+        yield _section("Findings", "".join(map(_finding, finding_groups(data.findings))))
+    yield _section("Anatomy", "".join(_anatomy(data)))
+    yield from (_section(one.title, _chart(one), one.caption) for one in charts(data))
+    if data.notes:
+        yield _section("Notes", _list(map(escape, data.notes)))
+    if data.skipped:
+        yield _section("Not looked at", _list(_skips(data)))
+    yield f'<footer class="np-dim">{escape(_versions(data))}</footer>'
+
+
+def _section(title: str, body: str, caption: str = "") -> str:
+    told = f' <span class="np-dim">{escape(caption)}</span>' if caption else ""
+    return f'<section><p class="np-title">{escape(title)}{told}</p>{body}</section>'
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
+
+
+def _skips(data: ReportData) -> Iterator[str]:
+    for what, why in skipped_groups(data.skipped):
+        yield f'{escape(joined(what, 160))}: <span class="np-dim">{escape(why)}</span>'
+
+
+def _versions(data: ReportData) -> str:
+    return " · ".join((data.schema_, *(f"{name} {version}" for name, version in data.versions.items())))
+
+
+def _finding(group: FindingGroup) -> str:
+    first, count = group.first, len(group.places)
+    places = f" ({plural(count, 'place')})" if count > 1 else ""
+    more = f" (and {group.others} more like it)" if group.others else ""
+    fix = f'<p class="np-fix">mend: <code>{escape(first.fix)}</code></p>' if first.fix else ""
+    return (
+        f'<article class="np-finding np-{first.severity.value}">'
+        f'<p><span class="np-code">{first.severity.value} {first.code}</span> <b>{escape(first.name)}</b> '
+        f"<code>{escape(joined(group.places, 160))}</code>{places}</p>"
+        f"<p>{escape(first.message)}{more}</p>"
+        f'<p class="np-dim">{escape(group.evidence)}</p>{fix}</article>'
+    )
+
+
+def _anatomy(data: ReportData) -> Iterator[str]:
+    anatomy = data.anatomy
+    if not anatomy.streams:
+        yield '<p class="np-dim">no residual stream was found</p>'
+    for stream in anatomy.streams:
+        lines = "".join(f"<li>{_facts(line)}</li>" for line in stream_lines(anatomy, stream))
+        yield f"<p><code>{escape(stream.name)}</code></p><ul>{lines}</ul>"
+    if leftover := leftover_facts(anatomy):
+        yield f"<p>{_facts(leftover)}</p>"
+
+
+def _facts(facts: Iterable[str]) -> str:
+    return " · ".join(
+        f'<b class="np-broken-text">{escape(fact)}</b>' if fact.startswith("NO final norm") else escape(fact)
+        for fact in facts
+    )
+
+
+def _chart(one: Chart) -> str:
+    return '<div class="np-charts">' + "".join(map(_figure, one.series)) + "</div>"
+
+
+def _figure(one: Series) -> str:
+    curves = [("np-series", one.label)]
+    curves += [("np-reference", one.reference_label)] if one.reference else []
+    curves += [("np-companion", one.companion_label)] if one.companion else []
+    key = '<svg class="np-key" viewBox="0 0 22 8"><line class="{}" x1="0" x2="22" y1="4" y2="4"/></svg>'
+    legend = "".join(f"<span>{key.format(style)} {escape(label)}</span>" for style, label in curves)
+    captions = "".join(f"<br>{escape(caption)}" for caption in one.captions)
+    return (
+        f'<figure>{chart(one)}<figcaption class="np-dim"><span class="np-legend">{legend}</span>{captions}'
+        "</figcaption></figure>"
+    )

@@ -1,0 +1,103 @@
+"""The one place that picks a renderer and writes what it gives."""
+
+from __future__ import annotations
+
+import io
+import sys
+from enum import Enum
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+from normprobe.records import ReportData
+from normprobe.report import html, markdown
+from normprobe.report.report import Report
+from normprobe.report.terminal import TerminalReport
+
+FILE_WIDTH = 100
+
+
+class Format(str, Enum):
+    """The forms that a report can take."""
+
+    RICH = "rich"
+    JSON = "json"
+    HTML = "html"
+    MARKDOWN = "markdown"
+
+
+def render(
+    report: Report | ReportData, format: Format | str = Format.RICH, stream: TextIO | None = None
+) -> None:
+    """Writes the report to `stream`, which for `rich` decides on colour, width and encoding.
+
+    Args:
+        report: a report or the document inside it.
+        format: "rich", "json", "html" or "markdown".
+        stream: a text stream, standard output by default; a terminal gets colour unless NO_COLOR is set.
+
+    Raises:
+        ValueError: `format` is none of these.
+        OSError: the stream could not be written to.
+    """
+    stream = sys.stdout if stream is None else stream
+    if Format(format) is Format.RICH:
+        write_rich(TerminalReport(_data(report)), stream)
+    else:
+        write_text(document(report, format), stream)
+
+
+def document(report: Report | ReportData, format: Format | str) -> str:
+    """The report as the content of a file, with a newline at the end.
+
+    `rich` is text of 100 columns without colour here.
+
+    Args:
+        report: a report or the document inside it.
+        format: "rich", "json", "html" or "markdown".
+
+    Raises:
+        ValueError: `format` is none of these.
+    """
+    data = _data(report)
+    match Format(format):
+        case Format.JSON:
+            return Report(data).to_json() + "\n"
+        case Format.HTML:
+            return html.page(data)
+        case Format.MARKDOWN:
+            return markdown.document(data)
+        case Format.RICH:
+            console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False)
+            return rich_text(TerminalReport(data), console)
+
+
+def write_rich(renderable: RenderableType, stream: TextIO) -> None:
+    """Writes `renderable` with the colours and the width that `stream` has."""
+    stream.write(rich_text(renderable, Console(file=stream)))
+    stream.flush()
+
+
+def rich_text(renderable: RenderableType, console: Console) -> str:
+    """What `console` would print; lines end where their text ends when it is no terminal."""
+    with console.capture() as captured:
+        console.print(renderable)
+    text = captured.get()
+    if console.is_terminal:
+        return text
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
+def write_text(text: str, stream: TextIO) -> None:
+    """Writes `text` as UTF-8 whatever the locale says, since JSON, HTML and Markdown are defined so."""
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None:
+        stream.write(text)
+    else:
+        stream.flush()
+        buffer.write(text.encode("utf-8"))
+    stream.flush()
+
+
+def _data(report: Report | ReportData) -> ReportData:
+    return report.data if isinstance(report, Report) else report

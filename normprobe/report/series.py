@@ -1,0 +1,198 @@
+"""Measurements by depth as series that a renderer can draw: residual growth, attention logits, gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from normprobe.records import (
+    AttentionMeasure,
+    Basis,
+    HeadLogits,
+    MassiveActivation,
+    Measurements,
+    ReportData,
+    StreamMeasure,
+)
+from normprobe.report.overview import owner
+from normprobe.report.wording import number, plural
+
+
+@dataclass(frozen=True)
+class Series:
+    """One quantity by depth.
+
+    Attributes:
+        label: what it belongs to, a stream most often.
+        values: one a write or site, in execution order; may hold values that are not finite.
+        places: the module path of each value.
+        step: what one step of depth is: a write, a site or a branch.
+        log: whether a logarithmic scale suits it.
+        reference: values of a reference curve, as many as `values`, or empty.
+        reference_label: name of that curve.
+        companion: a second curve on the same scale, such as the largest element, or empty.
+        companion_label: name of that curve.
+        captions: sentences that say what the numbers mean.
+    """
+
+    label: str
+    values: tuple[float, ...]
+    places: tuple[str, ...]
+    step: str
+    log: bool = True
+    reference: tuple[float, ...] = ()
+    reference_label: str = ""
+    companion: tuple[float, ...] = ()
+    companion_label: str = ""
+    captions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Series of one quantity under one title."""
+
+    title: str
+    caption: str
+    series: tuple[Series, ...]
+
+
+def charts(data: ReportData) -> list[Chart]:
+    """Every chart that the measurements allow; none for what was not measured."""
+    built = (_residual(data.measurements), _attention(data), _gradients(data.measurements))
+    return [chart for chart in built if chart.series]
+
+
+def basis_text(basis: Basis) -> str:
+    """What the numbers stand on: `n = 512, float32`, and that they are a sample where they are."""
+    return f"n = {basis.count}, {basis.dtype}{'' if basis.exact else ', sampled'}"
+
+
+def largest(values: Sequence[float]) -> int:
+    """Index of the largest value; the first that is not finite counts as larger than all."""
+    for index, value in enumerate(values):
+        if not math.isfinite(value):
+            return index
+    return max(range(len(values)), key=lambda index: values[index])
+
+
+def _residual(measured: Measurements) -> Chart:
+    series = tuple(_stream(one) for one in measured.residual if one.states)
+    caption = "median token RMS after each write, log scale"
+    return Chart("Residual growth", caption, series)
+
+
+def _stream(measure: StreamMeasure) -> Series:
+    values = tuple(state.rms_median for state in measure.states)
+    first = values[0]
+    rooted = tuple(first * math.sqrt(write) for write in range(1, len(values) + 1))
+    usable = math.isfinite(first) and first > 0
+    return Series(
+        label=measure.stream,
+        values=values,
+        places=tuple(state.path for state in measure.states),
+        step="write",
+        reference=rooted if usable and len(values) > 1 else (),
+        reference_label="√L reference",
+        companion=tuple(state.abs_max for state in measure.states),
+        companion_label="largest |x|",
+        captions=(_growth(measure), *map(_massive, measure.massive)),
+    )
+
+
+def _growth(measure: StreamMeasure) -> str:
+    growth, basis = measure.growth, f"entry {number(measure.entry_rms)} · {basis_text(measure.basis)}"
+    broken = [state.path for state in measure.states if not state.finite]
+    if broken:
+        return f"NOT FINITE after {plural(len(broken), 'write')}, first at {broken[0]}; no exponent · {basis}"
+    if math.isnan(growth.exponent):
+        return f"no exponent: it needs four writes with finite values · {basis}"
+    low, high = growth.interval
+    fit = "" if math.isnan(growth.r_squared) else f"R² {growth.r_squared:.2f} · "
+    return f"exponent {growth.exponent:.2f} (95 %: {low:.2f} to {high:.2f}; √L has 0.5) · {fit}{basis}"
+
+
+def _massive(one: MassiveActivation) -> str:
+    writes = f"writes {one.first + 1}–{one.last + 1}" if one.last != one.first else f"write {one.first + 1}"
+    return (
+        f"massive: {number(one.value)} in channel {one.channel}, position {one.position}, {writes} "
+        f"({number(one.ratio)} × the median)"
+    )
+
+
+def _attention(data: ReportData) -> Chart:
+    groups: dict[str, list[AttentionMeasure]] = {}
+    for measure in data.measurements.attention:
+        stream = owner(data.anatomy, measure.path)
+        if measure.heads:
+            groups.setdefault(stream.name if stream else "off the streams", []).append(measure)
+    series = tuple(_logits(label, sites) for label, sites in groups.items())
+    return Chart("Attention logits", "largest of any head at each site, after scale and mask", series)
+
+
+def _logits(label: str, sites: Sequence[AttentionMeasure]) -> Series:
+    tops = [site.heads[largest([head.sampled_max for head in site.heads])] for site in sites]
+    values = tuple(head.sampled_max for head in tops)
+    peak = largest(values)
+    return Series(
+        label=label,
+        values=values,
+        places=tuple(site.path for site in sites),
+        step="site",
+        log=False,
+        captions=(
+            f"peak {number(values[peak])} at {sites[peak].path} head {tops[peak].head} · "
+            f"{_rows(sites[peak])} · bound {number(max((head.bound for site in sites for head in site.heads), key=_order))}",
+            _heads([head for site in sites for head in site.heads]),
+        ),
+    )
+
+
+def _rows(site: AttentionMeasure) -> str:
+    return f"{site.rows} {'' if site.basis.exact else 'sampled '}rows a head, {site.basis.dtype}"
+
+
+def _order(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _heads(heads: Sequence[HeadLogits]) -> str:
+    entropies = sorted(head.entropy for head in heads if math.isfinite(head.entropy))
+    saturated = sum(head.saturated > 0.5 for head in heads)
+    sinks = sum(head.first_token > 0.5 for head in heads)
+    spread = f"{number(entropies[0])} to {number(entropies[-1])}" if entropies else "not finite"
+    return (
+        f"entropy / ln(keys) {spread} · of {plural(len(heads), 'head')}: {saturated} saturated "
+        f"(p > 0.99 in most rows), {sinks} on the first key"
+    )
+
+
+def _gradients(measured: Measurements) -> Chart:
+    gradients = measured.gradients
+    caption = "L2 norm over each branch's parameters, log scale"
+    if gradients is None:
+        return Chart("Gradients", caption, ())
+    names = dict.fromkeys(branch.stream for branch in gradients.branches)
+    summary = (
+        f"loss {number(gradients.value)} ({gradients.loss}) · last to first branch "
+        f"×{number(gradients.last_to_first)} · slope {number(gradients.slope)} a branch"
+    )
+    return Chart("Gradients", caption, tuple(_gradient(measured, name, (summary,)) for name in names))
+
+
+def _gradient(measured: Measurements, stream: str, captions: tuple[str, ...]) -> Series:
+    branches = list(_branches(measured, stream))
+    return Series(
+        label=stream,
+        values=tuple(value for _, value in branches),
+        places=tuple(path for path, _ in branches),
+        step="branch",
+        captions=captions,
+    )
+
+
+def _branches(measured: Measurements, stream: str) -> Iterator[tuple[str, float]]:
+    if measured.gradients is not None:
+        for branch in measured.gradients.branches:
+            if branch.stream == stream:
+                yield branch.path, branch.parameter_norm

@@ -1,0 +1,94 @@
+"""Numbers, counts and names as a person reads them, and their ASCII form for streams that can hold no more."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from normprobe.records import Severity
+
+SEVERITIES = tuple(Severity)
+
+_ASCII = str.maketrans(
+    {
+        "–": "-", "—": "-", "−": "-", "·": "|", "…": "...", "×": "x", "√": "sqrt", "∝": "~", "→": "->",
+        "²": "^2", "≥": ">=", "≤": "<=", "≈": "~", "∞": "inf", "ᵀ": "^T", "α": "alpha", "β": "beta",
+        "γ": "gamma", "ε": "eps", "σ": "sigma", "Δ": "delta", "’": "'", "“": '"', "”": '"', "±": "+-",
+        "▁": "_", "▂": ".", "▃": ":", "▄": "-", "▅": "=", "▆": "+", "▇": "*", "█": "#", "✗": "x", "✓": "+",
+        "│": "|", "┤": "|", "└": "+", "─": "-",
+    }
+)  # fmt: skip
+
+KINDS = {
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "l2norm": "L2Norm",
+    "scalenorm": "ScaleNorm",
+    "batchnorm": "BatchNorm",
+    "groupnorm": "GroupNorm",
+    "instancenorm": "InstanceNorm",
+    "lrn": "LRN",
+    "grn": "GRN",
+    "dyt": "DyT",
+    "affine": "affine map",
+    "identity": "identity",
+    "unknown": "norm of unknown kind",
+}
+
+BRANCHES = {
+    "linear_attention": "linear attention",
+    "cross_attention": "cross-attention",
+    "mlp": "MLP",
+    "moe": "MoE",
+    "ssm": "SSM",
+}
+
+
+def ascii_only(text: str) -> str:
+    """`text` with every sign that ASCII lacks spelled out, or `?` where there is no spelling."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+
+def number(value: float) -> str:
+    """Three significant digits; whole numbers from a thousand to a million in full; nan and ∞ by name.
+
+    Args:
+        value: any float, non-finite ones included.
+
+    Returns:
+        For example `0.131`, `45.2`, `65504`, `1e-05`, `1.2e+08`, `nan`, `-∞`.
+    """
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if 999.5 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def amount(count: int) -> str:
+    """A large count with a suffix: 8321, 135M, 1.24B."""
+    for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= size:
+            return f"{count / size:.3g}{suffix}"
+    return f"{count:,}" if count >= 10_000 else str(count)
+
+
+def plural(count: int, singular: str, several: str | None = None) -> str:
+    """`1 norm`, `2 norms`; `several` gives an irregular plural."""
+    return f"{count} {singular if count == 1 else several or singular + 's'}"
+
+
+def tally(severities: Iterable[Severity]) -> str:
+    """`1 error, 0 warnings, 2 notes`, or `clean` when there is nothing at all."""
+    counts = Counter(severities)
+    if not counts:
+        return "clean"
+    return ", ".join(plural(counts[severity], severity.value) for severity in SEVERITIES)
+
+
+def listing(names: Iterable[str]) -> str:
+    """How often each name occurs, most frequent first: `30 attention, 30 MLP`."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())

@@ -1,0 +1,163 @@
+"""`file.py:factory` and `package.module:factory`: the user's own code builds the model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.errors import TargetError
+from normprobe.targets.options import Built, TargetOptions
+from normprobe.targets.quiet import quiet, seeded
+
+EXPECTED = "a torch.nn.Module, or (module, inputs) with inputs a tensor, tuple or dict"
+
+
+def load_factory(where: str, attribute: str, options: TargetOptions, name: str) -> Built:
+    """Call the factory `attribute` of the file or module `where`, under `options.seed`.
+
+    With `options.meta` it runs under the meta device.
+
+    Raises:
+        TargetError: the code cannot be imported, has no such factory, raises, or returns something else.
+    """
+    is_file = where.endswith(".py")
+    folder = Path(where).resolve().parent if is_file else Path.cwd()
+    with _importing_from(folder), quiet(), seeded(options.seed):
+        with _named_error(f"{name}: importing {where} failed"):
+            module = _import_file(Path(where)) if is_file else _import_module(where, name)
+        found = _lookup(module, attribute, name)
+        if isinstance(found, nn.Module):
+            result: Any = found
+        else:
+            _check_callable(found, attribute, name)
+            device = torch.device("meta") if options.meta else contextlib.nullcontext()
+            with _named_error(f"{name}: the factory raised"), device:
+                result = found()
+    model, inputs = _unpack(result, name)
+    return Built(model, "factory", inputs=inputs, notes=(f"factory called under seed {options.seed}",))
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _named_error(message: str) -> Iterator[None]:
+    """Turn the user's own error into a TargetError that shows its type, its text and its line."""
+    try:
+        yield
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TargetError(message, found=_own_words(error)) from error
+
+
+def _own_words(error: BaseException) -> str:
+    place = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" at {error.filename}:{error.lineno}"
+    elif frames := traceback.extract_tb(error.__traceback__):
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TargetError(f"no such file: {path}", expected="a Python file with a factory", found=os.getcwd())
+    module_name = f"normprobe_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _import_module(where: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
+            raise
+        raise TargetError(
+            f"{name}: no module named {error.name}",
+            expected=f"{where}, importable from {os.getcwd()} or installed",
+            hint="path/to/file.py:factory names a file instead",
+        ) from error
+
+
+def _lookup(module: ModuleType, attribute: str, name: str) -> Any:
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            own = [key for key, value in vars(module).items() if _is_own_callable(value, module)]
+            raise TargetError(
+                f"{name}: {module.__name__} has no {attribute}",
+                expected="the name of a function that returns the model",
+                found=", ".join(own[:8]) or "no functions",
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _is_own_callable(value: Any, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def _check_callable(found: Any, attribute: str, name: str) -> None:
+    if not callable(found):
+        raise TargetError(
+            f"{name}: {attribute} is not a function", expected=EXPECTED, found=type(found).__name__
+        )
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return  # a callable that does not show its signature: calling it will tell
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in free]
+    if needed:
+        raise TargetError(
+            f"{name}: the factory takes arguments",
+            expected="a function that can be called without any",
+            found=f"{attribute}({', '.join(needed)})",
+            hint="wrap it: def factory(): return " + f"{attribute}(…)",
+        )
+
+
+def _unpack(result: Any, name: str) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any] | None]:
+    model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if not isinstance(model, nn.Module):
+        found = f"{type(result).__name__}: {result!r:.80}"
+        raise TargetError(f"{name}: the factory returned no model", expected=EXPECTED, found=found)
+    if isinstance(inputs, Tensor):
+        return model, (inputs,)
+    if isinstance(inputs, list):
+        return model, tuple(inputs)
+    if inputs is None or isinstance(inputs, tuple | dict):
+        return model, inputs
+    raise TargetError(
+        f"{name}: the factory's inputs cannot be used", expected=EXPECTED, found=type(inputs).__name__
+    )

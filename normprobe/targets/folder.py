@@ -1,0 +1,66 @@
+"""A local checkpoint folder: config.json with safetensors, with a pickle if allowed, or alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from normprobe.errors import TargetError
+from normprobe.targets.config import build_config, read_config
+from normprobe.targets.heads import auto_with_code, model_class
+from normprobe.targets.options import Built, TargetOptions
+from normprobe.targets.pretrained import load_pretrained
+from normprobe.targets.tokenizers import read_tokenizer
+from normprobe.targets.weights import find_weights
+
+
+def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "folder") -> Built:
+    """The model saved in `folder`; random weights where it holds only a configuration.
+
+    Raises:
+        TargetError: no config.json, a broken or refused file, or a model that transformers cannot build.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise TargetError(
+            f"{folder}: no config.json", expected="a checkpoint folder", found=_contents(folder)
+        )
+    skip = options.config_only or options.meta
+    weights = None if skip else find_weights(folder, options.allow_pickle)
+    config = read_config(path, options)
+    tokenizer, note = read_tokenizer(folder, trust=options.trust_remote_code)
+    if weights is None:
+        if not skip:
+            _refuse_other_weights(folder)
+        built = build_config(config, options, name, source if skip else "config")
+    else:
+        built = _with_weights(folder, config, options, name, source, weights.safe)
+    return replace(built, tokenizer=tokenizer, notes=built.notes + note)
+
+
+def _with_weights(
+    folder: Path, config: Any, options: TargetOptions, name: str, source: str, safe: bool
+) -> Built:
+    own_code = bool(getattr(config, "auto_map", None)) and options.trust_remote_code
+    loader = auto_with_code(config) if own_code else model_class(config)
+    extra = {"trust_remote_code": True} if own_code else {}
+    return load_pretrained(loader, folder, config, options, name, source, use_safetensors=safe, **extra)
+
+
+def _refuse_other_weights(folder: Path) -> None:
+    """A folder with weights under other names is not a bare configuration: random weights would mislead."""
+    suffixes = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+    others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in suffixes)
+    if others:
+        raise TargetError(
+            f"{folder}: no weights under a name that transformers reads",
+            expected="model.safetensors or model.safetensors.index.json",
+            found=", ".join(others[:5]),
+            hint="--config-only for random weights; name a .gguf file itself",
+        )
+
+
+def _contents(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
+    return (", ".join(names[:8]) + (" …" if len(names) > 8 else "")) or "an empty folder"

@@ -1,0 +1,59 @@
+"""A .gguf file, read by transformers into float32 weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+from normprobe.errors import TargetError
+from normprobe.targets.config import build_config
+from normprobe.targets.heads import model_class
+from normprobe.targets.options import Built, TargetOptions
+from normprobe.targets.pretrained import load_pretrained
+from normprobe.targets.quiet import quiet
+from normprobe.targets.tokenizers import read_tokenizer
+
+MAGIC = b"GGUF"
+
+
+def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
+    """The model in the GGUF file `path`, its quantised tensors turned back into floats.
+
+    Raises:
+        TargetError: the gguf package is missing, the file is broken, or its architecture is one that
+            transformers cannot read from GGUF.
+    """
+    from transformers import AutoConfig
+
+    _check_file(path)
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    except Exception as error:
+        raise TargetError(
+            f"{path}: transformers cannot read this GGUF file",
+            expected="a whole GGUF file of an architecture that transformers converts",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+    tokenizer, note = read_tokenizer(path.parent, gguf_file=path.name)
+    if options.config_only or options.meta:
+        built = build_config(config, options, name, "gguf")
+    else:
+        built = load_pretrained(
+            model_class(config), path.parent, config, options, name, "gguf", gguf_file=path.name
+        )
+        note = ("weights de-quantised from GGUF", *note)
+    return replace(built, tokenizer=tokenizer, notes=built.notes + note)
+
+
+def _check_file(path: Path) -> None:
+    if importlib.util.find_spec("gguf") is None:
+        raise TargetError(
+            f"{path}: reading GGUF needs the package gguf",
+            hint="pip install 'normprobe[gguf]'",
+        )
+    with path.open("rb") as stream:
+        head = stream.read(len(MAGIC))
+    if head != MAGIC:
+        raise TargetError(f"{path}: not a GGUF file", expected=repr(MAGIC), found=repr(head))

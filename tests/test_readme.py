@@ -1,0 +1,53 @@
+"""The README holds: its Python runs, and the commands that it names exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_blocks_run(code: str, root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "readme.py"
+    script.write_text(code, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_a_python_block() -> None:
+    assert blocks("python")
+
+
+def test_make_targets_exist(root: Path) -> None:
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bmake ([a-z-]+)", README))
+    assert named >= {"demo", "test"}
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+def test_normprobe_commands_exist() -> None:
+    named = set(re.findall(r"^normprobe ([a-z]+)", "\n".join(blocks("bash")), re.MULTILINE))
+    assert "audit" in named
+    command = [sys.executable, "-m", "normprobe", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    assert named <= set(re.findall(r"[a-z]+", done.stdout))
+
+
+def test_links_lead_to_files(root: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []
