@@ -1,0 +1,30 @@
+"""normprobe: how a network's signal keeps or loses its scale, and how to mend it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normprobe.version import __version__
+
+if TYPE_CHECKING:
+    from normprobe.probing import probe
+    from normprobe.report.report import Report
+
+__all__ = ["Report", "__version__", "probe"]
+
+_HOMES = {"probe": "normprobe.probing", "Report": "normprobe.report.report"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use, so that `normprobe --help` need not import torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'normprobe' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

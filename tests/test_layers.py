@@ -16,7 +16,7 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"mend", "diff"},
-    {"probe"},
+    {"probing"},
     {"inputs"},
     {"report"},
     {"checks"},
@@ -27,10 +27,11 @@ LAYERS = (
     {"capture"},
     {"theory", "stats"},
     {"records"},
-    {"errors"},
+    {"errors", "version"},
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
-ASIDE = {"targets": {"records", "errors"}, "demo": set()}  # units of their own, and what they may import
+# Units of their own, and what they may import.
+ASIDE = {"targets": {"inputs", "records", "errors", "version"}, "demo": set()}
 ABOVE_ASIDE = {"cli", "__main__"}
 ROOT_UNIT = ""  # normprobe/__init__.py, which gathers the public names and may import anything
 TORCHLESS = {"cli", "__main__", "report", "checks", "records", "errors"}
@@ -204,14 +205,14 @@ def plant(folder: Path, where: str, text: str) -> Path:
         ("stats.py", "from normprobe.capture import calls"),
         ("stats.py", "from normprobe import capture"),
         ("stats.py", "def late():\n    from .anatomy import graph"),
-        ("checks/base.py", "from ..probe import probe"),
+        ("checks/base.py", "from ..probing import probe"),
         ("checks/__init__.py", "from .. import report"),
         ("checks/base.py", "from normprobe import probe_everything"),
         ("report/html.py", "from normprobe.targets.hub import load"),
-        ("probe.py", "from normprobe.targets import resolve"),
+        ("probing.py", "from normprobe.targets import resolve"),
         ("targets/hub.py", "from normprobe.capture import calls"),
         ("demo/model.py", "from normprobe.errors import NormprobeError"),
-        ("inputs.py", "from normprobe.probe import probe"),
+        ("inputs.py", "from normprobe.probing import probe"),
         ("unheard_of.py", "import normprobe.errors"),
     ],
 )
@@ -226,8 +227,8 @@ def test_an_upward_import_is_found(tmp_path: Path, where: str, text: str) -> Non
         ("checks/base.py", "from .limits import limit\nfrom ..records import Finding\nimport torch"),
         ("cli/audit.py", "from normprobe.targets import resolve\nfrom normprobe.demo import build"),
         ("targets/hub.py", "from normprobe.errors import TargetError\nfrom .gguf import read"),
-        ("probe.py", "from normprobe.inputs import make\nfrom normprobe import __version__"),
-        ("__init__.py", "from normprobe.probe import probe"),
+        ("probing.py", "from normprobe.inputs import make\nfrom normprobe import __version__"),
+        ("__init__.py", "from normprobe.probing import probe"),
     ],
 )
 def test_a_downward_import_is_no_violation(tmp_path: Path, where: str, text: str) -> None:

@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from normprobe.version import __version__
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -80,12 +82,13 @@ def test_the_wheel_holds_every_file_of_the_package(root: Path, wheel: Path) -> N
     assert {"normprobe/py.typed", "normprobe/demo/model.safetensors", "normprobe/demo/heldout.txt"} <= shipped
 
 
-def test_the_wheel_names_its_command_and_licence(wheel: Path) -> None:
+def test_the_wheel_names_its_version_command_and_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
         (metadata,) = (archive.read(name).decode() for name in names if name.endswith("METADATA"))
     assert "normprobe = normprobe.cli.app:main" in points
+    assert f"\nVersion: {__version__}\n" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

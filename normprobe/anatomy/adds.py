@@ -1,4 +1,7 @@
-"""Residual adds: sums in which one side comes from an ancestor of the other by light steps, the other by heavy ones."""
+"""Residual adds: sums in which one side comes from an ancestor of the other by light steps, the other by heavy ones.
+
+A shortcut that is a single projection (a strided convolution, say) counts as light where the other side is not linear.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ class Write:
         whole: everything between `source` and this add.
         parts: the independent branches that `whole` is the sum of, in order of time (mostly `whole` alone).
         over: earlier residual adds that lie between `source` and this add: it is parallel to them.
+        projected: whether the shortcut is a projection.
     """
 
     step: Step
@@ -40,6 +44,7 @@ class Write:
     whole: Part
     parts: tuple[Part, ...]
     over: tuple[int, ...] = ()
+    projected: bool = False
 
     @property
     def output(self) -> int:
@@ -56,25 +61,28 @@ def find_writes(flow: Flow) -> dict[int, Write]:
         shape = flow.shape(step.outputs[0])
         if any(flow.shape(v) != shape for v in step.inputs):
             continue
-        for trunk in (0, 1):
-            write = _match(flow, step, trunk, writes)
+        for trunk, projected in ((0, False), (1, False), (0, True), (1, True)):
+            write = _match(flow, step, trunk, writes, projected)
             if write is not None:
                 writes[step.id] = write
                 break
     return writes
 
 
-def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write]) -> Write | None:
-    end = step.inputs[1 - trunk]
-    hit = _common_source(flow, _trunk_chain(flow, step.inputs[trunk], writes), end)
+def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], projected: bool = False) -> Write | None:
+    end, side = step.inputs[1 - trunk], step.inputs[trunk]
+    chain = _projected_chain(flow, side) if projected else _trunk_chain(flow, side, writes)
+    hit = _common_source(flow, chain, end)
     if hit is None:
         return None
     link, over, visited = hit
     part = Part(end, _between(flow, link.value, visited))
-    if not _heavy(flow, part.region):
+    if not _weighted(flow, part.region):
+        return None
+    if projected and (_projections(flow, side) & part.region or not _bends(flow, part.region)):
         return None
     parts = tuple(_split(flow, link.value, part, writes))
-    return Write(step, trunk, link.value, link.factor, part, parts, over)
+    return Write(step, trunk, link.value, link.factor, part, parts, over, projected)
 
 
 def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[tuple[Link, tuple[int, ...]]]:
@@ -92,6 +100,29 @@ def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[t
         write = writes[maker.id]
         outer = None if outer is None or link.factor is None else outer * link.factor
         over, value = (*over, maker.id), maker.inputs[write.trunk]
+
+
+def _projected_chain(flow: Flow, value: int) -> Iterator[tuple[Link, tuple[int, ...]]]:
+    """The light chain behind a shortcut's one projection and the norms around it; empty where there is no such one."""
+    for step, projections in _shortcut(flow, value):
+        if projections == 1:
+            yield Link(step.inputs[0], None), ()
+
+
+def _projections(flow: Flow, value: int) -> frozenset[int]:
+    return frozenset(s.id for s, _ in _shortcut(flow, value) if s.role is Role.MATMUL)
+
+
+def _shortcut(flow: Flow, value: int) -> Iterator[tuple[Step, int]]:
+    """The steps behind a shortcut over views, norms and at most one projection, with the projections met so far."""
+    projections = 0
+    while (step := flow.made_by(value)) is not None:
+        if step.role is Role.MATMUL and step.parameters and len(step.inputs) == 1 and projections == 0:
+            projections = 1
+        elif step.role is not Role.NORM and (step.role not in LIGHT or len(step.inputs) != 1):
+            return
+        yield step, projections
+        value = step.inputs[0]
 
 
 def _common_source(
@@ -135,6 +166,16 @@ def _between(flow: Flow, source: int, visited: list[int]) -> frozenset[int]:
     return frozenset(region)
 
 
+def _weighted(flow: Flow, region: frozenset[int]) -> bool:
+    return any(flow.steps[i].role in WEIGHTY and flow.steps[i].parameters for i in region)
+
+
+def _bends(flow: Flow, region: frozenset[int]) -> bool:
+    """Whether a region is not linear in the signal."""
+    bending = {Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION}
+    return any(flow.steps[i].role in bending for i in region)
+
+
 def _heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
     return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
 
@@ -166,9 +207,11 @@ def _region_to(flow: Flow, source: int, end: int, within: frozenset[int]) -> fro
     return _between(flow, source, sorted(visited))
 
 
-def previous_write(flow: Flow, value: int, writes: dict[int, Write]) -> Write | None:
-    """The write that the trunk value `value` comes from by light steps, norms and activations; None at the start."""
+def previous_write(flow: Flow, write: Write, writes: dict[int, Write]) -> Write | None:
+    """The write that the trunk of `write` comes from by light steps, norms, activations and its own projection; None
+    at the start of a stream."""
     passes = LIGHT | {Role.NORM, Role.ACT}
+    value = write.source if write.projected else write.step.inputs[write.trunk]
     while True:
         step = flow.made_by(value)
         if step is None:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+_CHANNEL_MIXERS = frozenset({"mlp", "moe"})
+
+
 @dataclass(frozen=True)
 class Located:
     """A branch for naming: module where the add runs, its kind, and the modules whose weights it uses."""
@@ -21,8 +24,9 @@ def block_names(branches: Sequence[Located]) -> list[str]:
     """The block of every branch of one stream.
 
     A block is a module whose last name is a number (a member of a list or sequence). Of the levels at which there is
-    one, the deepest is taken at which all members hold the same sequence of branch kinds; where no level is so
-    regular, the outermost that has more than one member. Branches outside every list are named by where they add.
+    one, the deepest is taken at which all members hold the same sequence of branches that mix tokens or channels;
+    where no level is so regular, the outermost that has more than one member. Branches outside every list are named
+    by where they add.
     """
     anchors = [_anchor(branch) for branch in branches]
     depth = max((len(_levels(anchor)) for anchor in anchors), default=0)
@@ -69,6 +73,6 @@ def _at(anchor: str, level: int, otherwise: str) -> str:
 def _regular(names: Sequence[str], branches: Sequence[Located]) -> bool:
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for name, branch in zip(names, branches, strict=True):
-        kinds[name].append(branch.kind)
+        kinds[name].append("channels" if branch.kind in _CHANNEL_MIXERS else "tokens")
     sequences = list(kinds.values())
     return len(sequences) > 1 and all(sequence == sequences[0] for sequence in sequences)

@@ -9,15 +9,16 @@ from torch import nn
 
 from normprobe.anatomy.adds import find_writes
 from normprobe.anatomy.attention import read_attention
-from normprobe.anatomy.attention_ops import find_attention
+from normprobe.anatomy.attention_ops import AttentionOp, find_attention
 from normprobe.anatomy.candidates import Candidates
 from normprobe.anatomy.chains import find_chains
 from normprobe.anatomy.flow import Flow, Group
 from normprobe.anatomy.flow import build as build_flow
+from normprobe.anatomy.inline import find_inline_norms
 from normprobe.anatomy.levels import Levels
 from normprobe.anatomy.norm_sites import find_module_norms, find_unused_norms
 from normprobe.anatomy.ops import Role
-from normprobe.anatomy.readout import read_head, steps_behind
+from normprobe.anatomy.readout import HeadWay, read_head, steps_behind
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams import read_stream
 from normprobe.capture.trace import Trace
@@ -39,8 +40,9 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     levels = Levels(trace)
     candidates = Candidates(trace, levels)
     found = find_module_norms(model, trace, candidates)
-    groups = [*found.groups, *_attention_groups(trace, candidates)]
-    flow = build_flow(trace, levels, groups)
+    wholes = _attention_groups(trace, candidates)
+    find_inline_norms(model, build_flow(trace, levels, [*found.groups, *wholes]), found)
+    flow = build_flow(trace, levels, [*found.groups, *wholes])
     norms = list(found.sites)
     attention = find_attention(flow)
     streams = _streams(flow, model, norms, attention)
@@ -66,13 +68,17 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
     return groups
 
 
-def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list) -> list[Stream]:
+def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]) -> list[Stream]:
     chains = find_chains(flow, find_writes(flow))
     if not flow.trace.outputs:
         return []
     head = flow.trace.outputs[0][1]
     behind = steps_behind(flow, head)
-    streams = [read_stream(flow, chain, attention, norms, model, (head, behind)) for chain in chains]
+    regions = [frozenset[int]().union(*(w.whole.region for w in chain)) for chain in chains]
+    streams = []
+    for i, chain in enumerate(chains):
+        foreign = frozenset[int]().union(*regions[:i], *regions[i + 1 :])
+        streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign)))
     return _unique_names(streams)
 
 

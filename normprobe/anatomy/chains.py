@@ -28,7 +28,7 @@ def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
 
 def _paths(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
     """Disjoint paths through the forest of writes, the longest way first at every fork."""
-    previous = {i: previous_write(flow, w.step.inputs[w.trunk], writes) for i, w in writes.items()}
+    previous = {i: previous_write(flow, w, writes) for i, w in writes.items()}
     length = {i: 0 for i in writes}
     for i, before in previous.items():  # in order of time, so that `before` is done
         length[i] = 1 + (length[before.step.id] if before is not None else 0)

@@ -11,7 +11,7 @@ from normprobe.anatomy.walk import first_readers, last_makers, light_chain
 from normprobe.records.anatomy import Placement
 
 _OPEN = frozenset(Role) - WEIGHTY - {Role.NORM}  # everything between the trunk and the first norm or weights
-_AFTER_NORM = LIGHT | {Role.POOL}
+_AFTER_NORM = LIGHT | {Role.POOL}  # x·sigmoid(x) written out is a gate
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ def _leads_to(flow: Flow, norm: Step, value: int) -> bool:
 def _only_activations(flow: Flow, norm: Step, region: frozenset[int]) -> bool:
     """Whether an activation is the first thing that every reader of the norm does."""
     readers = [s for v in norm.outputs for s in first_readers(flow, v, region, _AFTER_NORM)]
-    return bool(readers) and all(s.role is Role.ACT for s in readers)
+    return bool(readers) and all(s.role in (Role.ACT, Role.GATE) for s in readers)

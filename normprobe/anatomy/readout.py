@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normprobe.anatomy.adds import Write
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import LIGHT, Role
 from normprobe.anatomy.walk import backward, constant_factor, first_readers
@@ -14,41 +13,71 @@ _OPEN = LIGHT | {Role.POOL}
 
 
 @dataclass(frozen=True)
+class HeadWay:
+    """The first returned tensor (the logits where there are any), the ids of the steps it was computed from, and the
+    ids of the steps inside branches of other streams."""
+
+    value: int
+    ancestors: frozenset[int]
+    foreign: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Readout:
-    """Norm steps that all ways from the last write to the head pass first, and the raw readers on and off those ways.
+    """How a stream is read after its last write.
 
-    `norms` is empty where some way reaches the head without a norm; `on_way` then names the reader.
-    `reaches_head` is False where the stream does not lead to the first output at all.
+    Attributes:
+        direct: the norm that every reader on the way to the head is, without weights in between.
+        norm: the first norm that every way to the head passes, weights before it or not.
+        raw_way: the first reader of a way to the head, or into a branch of another stream, that passes no norm.
+        raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
     """
 
-    norms: tuple[Step, ...]
+    direct: Step | None
+    norm: Step | None
+    raw_way: str | None
     raw_readers: tuple[str, ...]
-    on_way: str | None
-    reaches_head: bool
 
 
-def read_out(flow: Flow, write: Write, head_value: int, ancestors: frozenset[int]) -> Readout:
-    """How the stream that ends in `write` is read.
+def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
+    """How the stream that ends in `value` (the output of its last write) is read on the way to the head."""
+    start = flow.producer.get(value, -1)
+    norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
+    raw_way = _way(flow, value, head, None)
+    norm = None
+    if raw_way is not None:
+        norm = next((n for n in norms if _way(flow, value, head, n) is None), None)
+    readers = [s for s in first_readers(flow, value, None, _OPEN) if s.id in head.ancestors]
+    direct = norm if norm is not None and readers and all(s is norm for s in readers) else None
+    return Readout(direct, norm, raw_way, _elsewhere(flow, value, head.value, head.ancestors))
 
-    Args:
-        flow: the flow.
-        write: the last write of the stream.
-        head_value: the first returned tensor (the logits where there are any).
-        ancestors: ids of all steps that `head_value` was computed from.
-    """
-    steps = first_readers(flow, write.output, None, _OPEN)
-    norms = tuple(s for s in steps if s.role is Role.NORM)
-    raw = [s for s in steps if s.role is not Role.NORM]
-    on_way = next((_name(flow, s) for s in raw if s.id in ancestors), None)
-    if on_way is None and head_value in _light_outputs(flow, write.output):
-        on_way = flow.outputs.get(head_value, "output")
-    off_way = tuple(_name(flow, s) for s in raw if s.id not in ancestors)
-    returned = tuple(flow.outputs[v] for v in _light_outputs(flow, write.output) if v in flow.outputs)
-    reading = tuple(s for s in norms if s.id in ancestors)
-    reaches = bool(reading) or on_way is not None
-    return Readout(
-        reading if on_way is None else (), (*off_way, *_other(returned, on_way)), on_way, reaches
-    )
+
+def _way(flow: Flow, value: int, head: HeadWay, barrier: Step | None) -> str | None:
+    """The first reader on some way from `value` to the head, or into another stream's branch, that does not pass
+    `barrier`; None if there is no such way."""
+    todo: list[tuple[int, str | None]] = [(value, None)]
+    seen = {value}
+    while todo:
+        current, reader = todo.pop()
+        if current == head.value:
+            return reader or flow.outputs.get(head.value, "output")
+        for step in flow.readers(current):
+            if step.id not in head.ancestors or step is barrier:
+                continue
+            first = reader if reader is not None or step.role in _OPEN else flow.path(step)
+            if step.id in head.foreign and step.role not in _OPEN and step.role is not Role.NORM:
+                return first
+            fresh = [v for v in step.outputs if v not in seen]
+            seen.update(fresh)
+            todo += [(v, first) for v in fresh]
+    return None
+
+
+def _elsewhere(flow: Flow, value: int, head_value: int, ancestors: frozenset[int]) -> tuple[str, ...]:
+    steps = first_readers(flow, value, None, _OPEN)
+    off_way = [flow.path(s) for s in steps if s.role is not Role.NORM and s.id not in ancestors]
+    returned = [flow.outputs[v] for v in _light_outputs(flow, value) if v in flow.outputs and v != head_value]
+    return tuple(dict.fromkeys((*off_way, *returned)))
 
 
 def steps_behind(flow: Flow, value: int) -> frozenset[int]:
@@ -98,11 +127,3 @@ def _light_outputs(flow: Flow, value: int) -> list[int]:
                 found += fresh
                 todo += fresh
     return found
-
-
-def _other(names: tuple[str, ...], taken: str | None) -> tuple[str, ...]:
-    return tuple(name for name in names if name != taken)
-
-
-def _name(flow: Flow, step: Step) -> str:
-    return flow.path(step)

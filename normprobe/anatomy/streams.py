@@ -11,9 +11,9 @@ from normprobe.anatomy.adds import Write
 from normprobe.anatomy.attention_ops import AttentionOp
 from normprobe.anatomy.blocks import stream_name
 from normprobe.anatomy.branches import Reading, branch_records, read_branches
-from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import WEIGHTY, Role
-from normprobe.anatomy.readout import Readout, read_out
+from normprobe.anatomy.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.walk import last_makers, light_chain
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
@@ -28,7 +28,7 @@ def read_stream(
     attention: list[AttentionOp],
     norms: Sequence[NormSite],
     model: nn.Module,
-    head: tuple[int, frozenset[int]],
+    head: HeadWay,
 ) -> Stream:
     """The record of one stream.
 
@@ -38,13 +38,14 @@ def read_stream(
         attention: all attention operations.
         norms: all norm sites, as the groups of the flow number them.
         model: for the values of learned scales.
-        head: the first returned tensor and the ids of the steps behind it.
+        head: the way to the first returned tensor.
     """
     readings = read_branches(flow, chain, attention)
     branches = branch_records(flow, readings, norms, model)
-    out = read_out(flow, chain[-1], *head)
+    out = read_out(flow, _last_value(flow, readings), head)
     entry = list(light_chain(flow, chain[0].source))[-1]
-    entry_step = flow.made_by(entry.value)
+    maker = flow.made_by(entry.value)
+    entry_step = maker if maker is not None and maker.role is Role.NORM else None
     axis = _feature_axis(flow, readings)
     final, needed, reason = _final(out, branches, norms)
     return Stream(
@@ -53,9 +54,7 @@ def read_stream(
         depth=len(branches),
         placement=_summary(branches),
         parallel=any(b.parallel for b in branches),
-        entry_norm=norms[entry_step.group.norm].path
-        if entry_step is not None and entry_step.role is Role.NORM and entry_step.group is not None
-        else None,
+        entry_norm=_path(entry_step, norms),
         final_norm=final,
         needs_final_norm=needed,
         final_norm_reason=reason,
@@ -64,6 +63,14 @@ def read_stream(
         feature_axis=axis,
         branches=tuple(branches),
     )
+
+
+def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
+    """The stream behind its last write, and behind the norm on it where that belongs to the stream."""
+    last = readings[-1]
+    if last.post and last.norms.on_sum is not None:
+        return last.norms.on_sum.outputs[0]
+    return last.write.output
 
 
 def _summary(branches: Sequence[Branch]) -> Placement | str:
@@ -87,15 +94,18 @@ def _final(
     """Path of the final norm, whether one is needed, and why."""
     last = branches[-1]
     if last.placement in ("post", "deepnorm"):
-        return None, False, "the last write is normed itself"
-    if out.norms:
-        group = out.norms[0].group
-        return (norms[group.norm].path if group else None), True, "found"
-    if not out.reaches_head:
+        return _path(out.direct, norms), False, "the last write is normed itself"
+    if out.norm is not None:
+        return _path(out.norm, norms), True, "found"
+    if out.raw_way is None:
         return None, None, "the stream does not lead to the first output"
     if last.placement == "postact":
         return None, False, "the stream ends in an activation"
     counts = Counter(b.placement for b in branches)
     if not any(counts[p] for p in _GROWING):
         return None, False, "no norm acts on this stream"
-    return None, True, f"read without a norm by {out.on_way}"
+    return None, True, f"read without a norm by {out.raw_way}"
+
+
+def _path(step: Step | None, norms: Sequence[NormSite]) -> str | None:
+    return None if step is None or step.group is None else norms[step.group.norm].path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Annotated
 
 import typer
 
 from normprobe.cli.audit import audit, demo
 from normprobe.cli.rules import explain, rules
+from normprobe.version import __version__
 
 app = typer.Typer(
     name="normprobe",
@@ -24,7 +24,7 @@ for command in (audit, demo, rules, explain):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"normprobe {importlib.metadata.version('normprobe')}")
+        typer.echo(f"normprobe {__version__}")
         raise typer.Exit
 
 

@@ -12,6 +12,7 @@ from normprobe.cli.output import deliver, pick, quiet_stdout
 from normprobe.cli.progress import progress
 from normprobe.errors import SettingError
 from normprobe.records import Level
+from normprobe.report.files import check_place
 from normprobe.report.render import Format
 from normprobe.report.report import Report
 from normprobe.report.wording import tally
@@ -51,6 +52,8 @@ def audit(
     """
     with outcome(debug=debug):
         depth = _level(level, backward=backward)
+        if out is not None:
+            check_place(out)
         from normprobe.targets import TargetOptions
 
         wanted = TargetOptions(
@@ -87,6 +90,8 @@ def demo(
     Exit code 0 although there is a finding, so that it serves as a first check of an installation.
     """
     with outcome(debug=debug):
+        if out is not None:
+            check_place(out)
         from normprobe.targets import TargetOptions
 
         report = examine(DEMO, TargetOptions(), level="forward", autocast=None, quiet=quiet)
@@ -120,7 +125,7 @@ def examine(target: str, wanted: TargetOptions, *, level: Level, autocast: str |
         from normprobe.targets import resolve
 
         loaded = resolve(target, wanted)
-        from normprobe.probe import probe
+        from normprobe.probing import probe
 
         report = probe(
             loaded.model,

@@ -18,12 +18,14 @@ MAIN_NAMES = ("input_ids", "pixel_values", "pixel_values_videos", "input_values"
 class Face:
     """The outermost module that has a configuration and names its arguments, and what it takes.
 
-    `main` is the argument that carries the input, None where neither the module nor its forward says.
+    `required` are the arguments without a default. `main` is the argument that carries the input, None where
+    neither the module nor its forward says.
     """
 
     module: nn.Module
     config: Any
     parameters: tuple[str, ...]
+    required: frozenset[str]
     main: str | None
 
     @classmethod
@@ -33,13 +35,19 @@ class Face:
         Raises:
             InputError: no module of the model has a configuration.
         """
+        if type(model).forward is nn.Module.forward:
+            raise InputError(f"{type(model).__name__}: it has no forward", hint="probe one of its parts")
         for module in model.modules():
             config = getattr(module, "config", None)
             if config is None or not hasattr(config, "__dict__"):
                 continue
             parameters = _named_parameters(module)
             if parameters:
-                return cls(module, config, parameters, _main_name(module, parameters))
+                names = tuple(parameters)
+                required = frozenset(
+                    name for name in names if parameters[name].default is inspect.Parameter.empty
+                )
+                return cls(module, config, names, required, _main_name(module, names))
         raise InputError(
             f"{type(model).__name__}: no inputs were given and none can be made",
             expected="a model with a .config that says what it takes",
@@ -70,13 +78,13 @@ class Face:
         return min(known)
 
 
-def _named_parameters(module: nn.Module) -> tuple[str, ...]:
+def _named_parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
         found = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):  # a forward written in C has no signature to read
-        return ()
-    return tuple(parameter.name for parameter in found if parameter.kind not in kinds)
+        return {}
+    return {parameter.name: parameter for parameter in found if parameter.kind not in kinds}
 
 
 def _main_name(module: nn.Module, parameters: tuple[str, ...]) -> str | None:

@@ -69,6 +69,9 @@ def complete(
     if not found:
         raise face.too_little("what it takes: text, image or audio")
     choices = [(args | _decoder(face, args, batch, seed, tokens), text) for args, text in found]
+    choices = [(args, text) for args, text in choices if face.required <= set(args)]
+    if not choices:
+        raise face.too_little(f"what to pass as {', '.join(sorted(face.required))}")
     args, text = choices[0] if len(choices) == 1 else _first_that_runs(face, choices)
     described = "; ".join(part for part in (words if "input_ids" in args else "", text) if part)
     return _placed(model, args), described
@@ -130,13 +133,15 @@ def _first_that_runs(face: Face, choices: Sequence[Choice]) -> Choice:
         args, words = choices[0]
         return args, "; ".join(part for part in (words, "not tried: no twin on the meta device") if part)
     untried, reasons = None, []
-    for args, words in choices:
-        reason = _reason(twin, args)
-        if reason is None:
-            return args, words
-        if "meta" in reason.lower():
-            untried = untried or (args, words)
-        reasons.append(f"{', '.join(args)}: {reason}")
+    for dtype in (None, torch.bfloat16):  # some kernels for experts run in half precision alone
+        twin = twin.to(dtype=dtype)
+        for args, words in choices:
+            reason = _reason(twin, args)
+            if reason is None:
+                return args, words
+            if "meta" in reason.lower():
+                untried = untried or (args, words)
+            reasons.append(f"{', '.join(args)}: {reason}")
     if untried is not None:
         return untried
     raise InputError(

@@ -1,1 +1,1 @@
-"""Identification of norms by behaviour."""
+"""Identification of norms by behaviour, and the closed forms that they are held against."""

@@ -46,7 +46,7 @@ def match(value: Tensor, tensors: Mapping[str, Tensor], factors: Sequence[float]
 
 
 def placements(tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
-    """Every way to lay `tensor` along consecutive axes of `shape`, as a view that broadcasts over the others."""
+    """Every way to lay `tensor` along consecutive axes of `shape`, broadcasting over the rest."""
     if tensor.numel() == 1:
         yield tensor.reshape(())
         return
@@ -72,6 +72,8 @@ class Affine:
 def describe(gain: Match | None, offset: Tensor, scale: float, tensors: Mapping[str, Tensor]) -> Affine:
     """Name the affine form from the matched gain and the offset.
 
+    A constant factor on the gain belongs to the statistic or to another argument, not to the affine form.
+
     Args:
         gain: the matched gain, None where it matches nothing.
         offset: float64, laid out as the gain.
@@ -85,7 +87,7 @@ def describe(gain: Match | None, offset: Tensor, scale: float, tensors: Mapping[
         return Affine("other", name, None, 1.0, False, f"{what} is no parameter, nor 1 plus one")
     note = _gain_note(gain) + (f", offset = {bias.name}" if bias.name else ", no offset")
     if gain.name is None:
-        form: AffineForm = "none" if gain.factor == 1.0 and bias.name is None else "other"
+        form: AffineForm = "none" if bias.name is None else "other"
         return Affine(form, None, bias.name, gain.factor, True, note)
     form = _FORMS[gain.one_plus, bias.name is not None]
     return Affine(form, gain.name, bias.name, gain.factor, gain.scalar, note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite, log10
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from normprobe.records.anatomy import EpsPlacement
 
 SPREAD = {torch.float64: 0.01, torch.float32: 0.01, torch.bfloat16: 0.08, torch.float16: 0.08}
 FLOOR = {torch.float64: 1e-140, torch.float32: 1e-17, torch.bfloat16: 1e-17, torch.float16: 1e-3}
-START = 256.0
+START = {torch.float64: 256.0, torch.float32: 256.0, torch.bfloat16: 256.0, torch.float16: 8.0}
 _LOW, _HIGH = 0.02, 0.97  # shrinkage factors that say something about eps
 
 Shrink = Callable[[float], tuple[float, float]]
@@ -32,17 +32,15 @@ class Eps:
 
 
 def shrinkage(instance: Instance, fit: Fit, device: torch.device, seed: int) -> Shrink:
-    """A function of the scale s that returns `(v, r)`: mean square of the input, and output over eps-free output."""
+    """A function of the scale that returns (v, r): mean square of the input, output over eps-free output."""
     base = _unit(fit, seed)
-    shape = fit.layout.shape
 
     def at(scale: float) -> tuple[float, float]:
         x = (scale * base).to(device=device, dtype=instance.dtype)
         y = fit.layout.split(instance.call(x).to("cpu", torch.float64)) - fit.offset
-        deviation, mean_square = fit.layout.statistic(
-            fit.layout.split(x.to("cpu", torch.float64).reshape(shape)), fit.centred
-        )
-        ideal = fit.gain * deviation * mean_square.rsqrt()
+        part = fit.layout.split(x.to("cpu", torch.float64))
+        _, mean_square = fit.layout.statistic(part, fit.centred)
+        ideal = fit.gain * fit.ideal(part)
         return float(mean_square.mean()), float((y * ideal).sum() / ideal.square().sum())
 
     return at
@@ -63,24 +61,21 @@ def _unit(fit: Fit, seed: int) -> Tensor:
 
 
 def recover(shrink: Shrink, dtype: torch.dtype, zero_row_finite: Callable[[], bool]) -> Eps:
-    """Recover eps from how the output shrinks with the input.
+    """Recover eps from how the output shrinks with the input, in the units of the mean square or its root.
 
     With v the mean square of the input and r the output over the output without eps: `inside_sqrt` keeps
-    `v(1/r² − 1)` constant over scales, `outside_sqrt` `√v(1/r − 1)`; `clamp` keeps `√v/r` constant where r < 1.
+    `v(1/r² − 1)` constant over scales, `outside_sqrt` `√v(1/r − 1)`, `clamp` `√v/r` wherever r < 1.
 
     Args:
         shrink: maps a scale to (v, r).
         dtype: the dtype in which `shrink` runs.
         zero_row_finite: whether a row of zeros has a finite output, asked only where no eps is seen.
-
-    Returns:
-        Eps: in units of the mean square (inside) or the root mean square (outside, clamp).
     """
-    samples = _samples(shrink, FLOOR[dtype])
+    samples = _samples(shrink, START[dtype], FLOOR[dtype])
     if len(samples) < 3:
         if zero_row_finite():
             return Eps(None, "unknown", "no eps seen down to the smallest scale, yet a zero row stays finite")
-        return Eps(None, "none", "no eps: the output keeps its size on shrinking, and a zero row is not finite")
+        return Eps(None, "none", "no eps: shrinking leaves the output as it is, a zero row is not finite")
     forms: dict[EpsPlacement, list[float]] = {
         "inside_sqrt": [v * (1 / r**2 - 1) for v, r in samples],
         "outside_sqrt": [v**0.5 * (1 / r - 1) for v, r in samples],
@@ -88,12 +83,12 @@ def recover(shrink: Shrink, dtype: torch.dtype, zero_row_finite: Callable[[], bo
     }
     spreads = {name: (max(e) - min(e)) / sorted(e)[len(e) // 2] for name, e in forms.items()}
     best = min(spreads, key=lambda name: spreads[name])
-    figures = ", ".join(f"{name} {spread:.2g}" for name, spread in spreads.items())
-    if not spreads[best] <= SPREAD[dtype]:
-        return Eps(None, "unknown", f"eps fits no placement; relative spreads {figures}", spreads[best])
-    middle = sorted(forms[best])[len(samples) // 2]
-    value = rounded(middle, spreads[best])
-    return Eps(value, best, f"eps {value:.4g} {best}; relative spreads {figures}", spreads[best])
+    spread, middle = spreads[best], sorted(forms[best])[len(samples) // 2]
+    figures = ", ".join(f"{name} {each:.2g}" for name, each in spreads.items())
+    if not spread <= SPREAD[dtype]:
+        return Eps(None, "unknown", f"eps fits no placement; relative spreads {figures}", spread)
+    value = rounded(middle, spread)
+    return Eps(value, best, f"eps {value:.4g} {best}; relative spreads {figures}", spread)
 
 
 def rounded(value: float, spread: float) -> float:
@@ -102,35 +97,29 @@ def rounded(value: float, spread: float) -> float:
     return float(f"{value:.{digits - 1}e}")
 
 
-def _samples(shrink: Shrink, floor: float) -> list[tuple[float, float]]:
+def _samples(shrink: Shrink, scale: float, floor: float) -> list[tuple[float, float]]:
     """(v, r) at scales around the one at which the output is halved; empty where eps is not seen."""
-    scale = START
-    previous = 1.0
     while scale > floor:
         _, r = shrink(scale)
         if not isfinite(r):
             return []
         if r < 0.7:
             break
-        previous, scale = r, scale / 8
+        scale /= 8
     else:
         return []
-    del previous
     found = [shrink(scale * factor) for factor in (16, 8, 4, 2, 1, 0.5, 0.25, 0.125, 0.0625)]
     return [(v, r) for v, r in found if isfinite(r) and _LOW < r < _HIGH and v > 0]
 
 
 def as_tensor(eps: Eps, tensors: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> Eps:
-    """Where eps is a drawn value of one of the module's scalar tensors, the value that the module holds instead."""
-    if eps.value is None:
-        return eps
+    """Where eps is the drawn value of a scalar tensor, the value that the module holds in it instead."""
     for name, tensor in tensors.items():
-        if tensor.numel() == 1 and abs(abs(float(tensor)) - eps.value) <= 2e-3 * eps.value:
-            value = abs(float(original[name]))
-            return Eps(value, eps.placement, f"{eps.note}; it is |{name}|, which holds {value:.4g}", eps.spread)
+        if eps.value is None or tensor.numel() != 1:
+            continue
+        if abs(abs(float(tensor)) - eps.value) <= 2e-3 * eps.value:
+            value = rounded(abs(float(original[name])), 0.0)
+            told = f"{eps.note}; it is |{name}|, which holds {value:.4g}"
+            known = isfinite(value)
+            return Eps(value if known else None, eps.placement if known else "unknown", told, eps.spread)
     return eps
-
-
-def decades(value: float) -> int:
-    """Order of magnitude of a positive value."""
-    return round(log10(value))

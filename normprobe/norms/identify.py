@@ -1,10 +1,10 @@
-"""Identify a norm by what it does: which elements share a statistic, which form fits, what gain, eps and dtypes."""
+"""Identify a norm by what it does: what shares a statistic, which form fits, which gain, eps and dtypes."""
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -12,10 +12,11 @@ from torch import nn
 
 from normprobe.capture.calls import CallSpec
 from normprobe.errors import UnreadableAnatomyError
-from normprobe.norms import elementwise, responses
-from normprobe.norms.fit import LARGE, Fit, fit, odd_parts, rows
+from normprobe.norms import elementwise, responses, stored
+from normprobe.norms.eps import rounded
+from normprobe.norms.fit import LARGE, PRECISE, Fit, fit, fit_scaled, odd_parts, rows
 from normprobe.norms.layout import Layout
-from normprobe.norms.module_subject import ModuleSubject
+from normprobe.norms.module_subject import SIDE, ModuleSubject
 from normprobe.norms.probe_layout import find_layout
 from normprobe.norms.specs import statistic_spec, unknown_spec
 from normprobe.norms.subject import Instance, NotComparableError, Subject
@@ -25,9 +26,7 @@ SEED = 1
 EXACT = (torch.float64, torch.float32)
 
 
-def identify_module(
-    module: nn.Module, call: CallSpec, failures: list[str] | None = None
-) -> NormSpec | None:
+def identify_module(module: nn.Module, call: CallSpec, failures: list[str] | None = None) -> NormSpec | None:
     """Identify a module by feeding rebuilt copies of it.
 
     Args:
@@ -38,9 +37,10 @@ def identify_module(
     Returns:
         What the module is, names relative to it; None where it is no norm or could not be looked at.
     """
-    with _no_trace(module):
+    tensors = [*module.parameters(), *module.buffers()]
+    with _no_trace(tensor.device for tensor in tensors):
         try:
-            return _identify(ModuleSubject(module, call))
+            return _with_sides(module, call)
         except NotComparableError:
             return None
         except UnreadableAnatomyError as error:
@@ -55,11 +55,46 @@ def identify(subject: Subject) -> NormSpec | None:
     Raises:
         UnreadableAnatomyError: the subject could not be rebuilt or run.
     """
-    with _no_trace(None):
+    with _no_trace([subject.device]):
         try:
             return _identify(subject)
         except NotComparableError:
             return None
+
+
+def _with_sides(module: nn.Module, call: CallSpec) -> NormSpec | None:
+    """Identify a module; other floating arguments may gate the input, which changes eps, or be added."""
+    subject = ModuleSubject(module, call)
+    spec = _identify(subject)
+    if not subject.sides:
+        return spec
+    if spec is None or spec.eps_placement == "unknown":
+        plain = _identify(ModuleSubject(module, call, side=0.0))
+        clear = plain is not None and (spec is None or plain.eps_placement != "unknown")
+        return _told(plain, "other arguments held at 0") if plain is not None and clear else spec
+    half = _identify(ModuleSubject(module, call, side=SIDE / 2))
+    return _ungated(spec, half)
+
+
+def _ungated(spec: NormSpec, half: NormSpec | None) -> NormSpec:
+    """`spec` with the eps that acts on the gated input, told by a run with the gate at half its value."""
+    spec = _told(spec, f"other arguments held at {SIDE:g}")
+    if spec.eps is None or half is None or half.eps is None:
+        return spec
+    power = 2 if spec.eps_placement == "inside_sqrt" else 1
+    ratio = half.eps / spec.eps
+    if abs(ratio - 1) < 0.05:
+        return spec
+    if abs(ratio - 2**power) > 0.05 * 2**power:
+        told = f"eps changes with another argument, from {spec.eps:.4g} to {half.eps:.4g} at half its value"
+        return _told(spec.model_copy(update={"eps": None, "eps_placement": "unknown"}), told)
+    eps = rounded(spec.eps * SIDE**power, 0.0)
+    told = f"another argument gates the input, by {SIDE:g} here; eps on the gated input is {eps:.4g}"
+    return _told(spec.model_copy(update={"eps": eps}), told)
+
+
+def _told(spec: NormSpec, sentence: str) -> NormSpec:
+    return spec.model_copy(update={"evidence": (*spec.evidence, sentence)})
 
 
 def _identify(subject: Subject) -> NormSpec | None:
@@ -86,7 +121,10 @@ def fit_statistic(subject: Subject, instance: Instance, layout: Layout) -> Fit |
     parts = odd_parts(instance, LARGE * rows(layout.shape, SEED + 1), subject.device)
     if parts is None:
         return None
-    return fit(parts, layout, centred=False) or fit(parts, layout, centred=True)
+    found = fit(parts, layout, centred=False) or fit(parts, layout, centred=True)
+    if found is not None and found.residual <= PRECISE:
+        return found
+    return fit_scaled(parts, layout, centred=False) or fit_scaled(parts, layout, centred=True) or found
 
 
 def _elementwise(subject: Subject, exact: Instance) -> NormSpec | None:
@@ -98,11 +136,11 @@ def _elementwise(subject: Subject, exact: Instance) -> NormSpec | None:
         x = rows(subject.shape, SEED)[0].to(device=subject.device, dtype=exact.dtype)
         layout = find_layout(trained.call, x)
     except (ValueError, RuntimeError) as error:
-        return elementwise.from_buffers(subject, exact, spec, f"train mode does not run here: {error}")
+        return stored.identify(subject, exact, f"train mode does not run here: {error}") or spec
     found = fit_statistic(subject, trained, layout) if layout is not None and layout.axes else None
     if found is not None:
         return statistic_spec(subject, trained, found, train=True)
-    return elementwise.from_buffers(subject, exact, spec, None)
+    return stored.identify(subject, exact, None) or spec
 
 
 def _exact(subject: Subject) -> Instance:
@@ -118,10 +156,9 @@ def _exact(subject: Subject) -> Instance:
 
 
 @contextmanager
-def _no_trace(module: nn.Module | None) -> Iterator[None]:
+def _no_trace(devices: Iterable[torch.device]) -> Iterator[None]:
     """No gradients, no autocast, no warnings from the copies; random states as they were."""
-    devices = {t.device for t in module.parameters()} if module is not None else set()
-    cuda = [d for d in devices if d.type == "cuda"]
+    cuda = [device for device in set(devices) if device.type == "cuda"]
     state = random.getstate()
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from normprobe.norms.affine import MATCH, Affine, Match, describe, match
@@ -20,7 +19,8 @@ FLAT = 1e-6  # relative range below which a gain is constant along an axis
 class Named:
     """A kind with its affine form. `unit` is the written statistic's square over the mean square.
 
-    It is 1 for root mean square forms, the number of elements for L2 forms, n/(n - 1) for the unbiased deviation.
+    It is 1 for root mean square forms, the number of elements n for L2 forms, n/(n - 1) for the unbiased
+    deviation.
     """
 
     kind: NormKind
@@ -49,7 +49,8 @@ def _uncentred(fit: Fit, tensors: Mapping[str, Tensor], side: float) -> Named:
     rms = match(fit.gain, tensors, (1.0, side))
     l2 = match(fit.gain * n**0.5, tensors, (1.0, side))
     if 0 in fit.layout.axes and len(fit.layout.shape) > 1:
-        return Named("unknown", _affine(fit, rms, tensors), groups, 1.0, "root mean square over the rows as well")
+        told = "root mean square over the rows as well"
+        return Named("unknown", _affine(fit, rms, tensors), groups, 1.0, told)
     if rms is None and l2 is not None:
         kind: NormKind = "scalenorm" if l2.name is not None and l2.scalar else "l2norm"
         affine = _affine(fit, l2, tensors, n**0.5)
@@ -105,7 +106,7 @@ def _batch_kind(layout: Layout) -> tuple[NormKind, int | None, str]:
 
 
 def _over_space(layout: Layout, along: set[int], fused: str | None) -> tuple[NormKind, int | None, str]:
-    """Statistics over every axis after the first two: per channel of a map, or a layer norm of the last axes."""
+    """Statistics over every axis after the first two: a channel's map, or a layer norm of the last axes."""
     channels = layout.shape[1]
     if along and not along <= {1}:
         return "layernorm", None, ""
@@ -135,8 +136,3 @@ def _input_axis(layout: Layout, axis: int) -> int:
     if layout.group_axis is None or axis <= layout.group_axis:
         return axis
     return axis - 1
-
-
-def flat_gain(value: Tensor) -> bool:
-    """Whether every element of `value` is the same."""
-    return bool((value - value.flatten()[0]).abs().amax() <= FLAT * value.abs().amax()) and torch.numel(value) > 0

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-KICK = 40.0  # how far one element is moved, in units of the input's root mean square: too far to be lost in float32
+KICK = 40.0  # how far one element is moved, in the input's root mean square: too far to be lost in float32
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Layout:
         reduced: reduced axes of `view`.
         group_axis: the axis of `shape` that is split, None where there are no groups.
         groups: number of groups, None where there are no groups.
-        part: (axis, start, stop) of the slice that is normalised where the rest of the axis is not, else None.
+        part: (axis, start, stop) of the slice that is normalised where the rest is not, else None.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Layout:
 
 
 def moved(call: Callable[[Tensor], Tensor], x: Tensor, index: tuple[int, ...]) -> Tensor:
-    """The indices (one row each) of the outputs that change when the element `index` of x is moved by `KICK`."""
+    """The indices, one row each, of the outputs that change when element `index` of x is moved by `KICK`."""
     kicked = x.clone()
     kicked[index] += KICK * x.square().mean().sqrt()
     before, after = call(x), call(kicked)
@@ -63,8 +63,8 @@ def moved(call: Callable[[Tensor], Tensor], x: Tensor, index: tuple[int, ...]) -
 def layout_of(indices: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> Layout | None:
     """The layout whose statistic at `index` is shared by exactly the elements `indices`; None where none is.
 
-    An axis is reduced as a whole or not at all; one may be reduced in aligned blocks (groups), or over one slice
-    that is no block (a norm of a part of the features).
+    An axis is reduced as a whole or not at all; one may be reduced in aligned blocks (groups), or over one
+    slice that is no block (a norm of a part of the features).
     """
     axes, extents, block, part = [], 1, None, None
     for axis, size in enumerate(shape):

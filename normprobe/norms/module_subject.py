@@ -1,4 +1,4 @@
-"""A module as the subject of identification: rebuilt copies, the recorded call replayed, one tensor varied."""
+"""A module as the subject of identification: copies of it, the recorded call replayed, one tensor varied."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.rebuild import floating_tensors, rebuild
 from normprobe.norms.subject import Instance, NotComparableError, draw
 
-SIDE = 32.0  # other floating arguments; SiLU, GELU and ReLU map it to 32, sigmoid and tanh to 1, exactly in float32
+SIDE = 32.0  # other floating arguments; in float32 SiLU, GELU and ReLU map it to 32, sigmoid and tanh to 1
 EXACT = (torch.float64, torch.float32)  # dtypes for kind and gain, best first
 _PLAIN = (str, bytes, numbers.Number, torch.dtype, torch.device, torch.Size, type(None))
 
 
 class ModuleSubject:
-    """A module under its recorded call: the first floating tensor argument is varied, all others are constants.
+    """A module under its recorded call: the first floating tensor argument is varied, others are constants.
 
-    Axes that match no tensor of the module are shortened, so that a large call costs no more than a small one;
-    where the module refuses the shorter shape the recorded one is used.
+    Axes that match no tensor of the module are shortened, so that a large call costs no more than a small
+    one; where the module refuses the shorter shape the recorded one is used. In half precision its tensors
+    stay in float32 where it refuses a cast of them.
 
     Args:
         module: never touched; hooks are not copied.
@@ -45,15 +46,42 @@ class ModuleSubject:
         self._varied, self.sides = floating[0], len(floating) - 1
         self._recorded: TensorSpec = self._leaves[self._varied]
         self._tensors, self._parameters = floating_tensors(module)
-        self.dtype = self._recorded.dtype
+        self.dtype, self.recorded_shape = self._recorded.dtype, self._recorded.shape
         self.device = self._home()
         self.shape = self._settle()
 
     def instance(self, dtype: torch.dtype, seed: int | None, train: bool = False) -> Instance:
         """A fresh copy in `dtype`, in train or eval mode, its tensors drawn anew where a seed is given."""
         values = {} if seed is None else draw(self._tensors.items(), self._parameters, seed)
+        instance = self._copy(dtype, dtype, values, train)
+        if dtype.itemsize > 2 or not self._tensors:
+            return instance
         try:
-            twin = rebuild(self._module, dtype, self.device, values)
+            instance.call(torch.ones(self.shape, dtype=dtype, device=self.device))
+        except RuntimeError:  # such as a fused kernel with its weight in float32 on purpose
+            return self._copy(dtype, torch.float32, values, train)
+        return self._copy(dtype, dtype, values, train) if train else instance
+
+    def _copy(
+        self, dtype: torch.dtype, held: torch.dtype, values: dict[str, Tensor], train: bool
+    ) -> Instance:
+        """A copy for inputs of `dtype` that holds its tensors in `held`."""
+        twin = self._rebuild(held, values)
+        twin.train(train)
+        tensors, parameters = floating_tensors(twin)
+        others = [self._other(leaf, dtype) for leaf in self._leaves]
+
+        def call(x: Tensor) -> Tensor:
+            leaves = list(others)
+            leaves[self._varied] = x.clone()
+            args, kwargs = pytree.tree_unflatten(leaves, self._tree)
+            return _corresponding(twin(*args, **kwargs), x)
+
+        return Instance(call, tensors, parameters, dtype)
+
+    def _rebuild(self, dtype: torch.dtype, values: dict[str, Tensor]) -> nn.Module:
+        try:
+            return rebuild(self._module, dtype, self.device, values)
         except Exception as error:
             raise UnreadableAnatomyError(
                 f"cannot rebuild a copy of a {type(self._module).__name__}",
@@ -61,17 +89,6 @@ class ModuleSubject:
                 found=f"{type(error).__name__}: {error}",
                 hint="give the module a __deepcopy__ that works",
             ) from error
-        twin.train(train)
-        tensors, parameters = floating_tensors(twin)
-        others = [self._other(leaf, dtype) for leaf in self._leaves]
-
-        def call(x: Tensor) -> Tensor:
-            leaves = [copy.copy(o) if isinstance(o, (list, dict)) else o for o in others]
-            leaves[self._varied] = x.clone()
-            args, kwargs = pytree.tree_unflatten(leaves, self._tree)
-            return _corresponding(twin(*args, **kwargs), x)
-
-        return Instance(call, tensors, parameters, dtype)
 
     def _home(self) -> torch.device:
         found = next(iter(self._tensors.values())).device if self._tensors else self._recorded.device
@@ -133,7 +150,7 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def _corresponding(output: Any, x: Tensor) -> Tensor:
-    """The one floating tensor of the output with the shape of x, or with as many elements in the same order."""
+    """The one floating tensor of the output shaped as x, or with as many elements in the same order."""
     tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
     same = [t for t in tensors if t.shape == x.shape]
     if len(same) == 1:

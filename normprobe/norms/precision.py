@@ -1,4 +1,4 @@
-"""In which dtype the statistic is reduced, and whether the gain is multiplied before or after the cast back."""
+"""In which dtype the statistic is reduced, and whether the gain is multiplied before the cast back."""
 
 from __future__ import annotations
 
@@ -32,31 +32,38 @@ FUSED = frozenset(
     }
 )
 _SQUARING = frozenset({"pow", "square", "var", "var_mean", "std", "std_mean", "norm", "linalg_vector_norm"})
-_WIDE_INSIDE = frozenset({"linalg_vector_norm", "norm", "std", "std_mean"})  # square and sum within one kernel
+_WIDE_INSIDE = frozenset({"linalg_vector_norm", "norm", "std", "std_mean"})  # squares inside one kernel
 _REDUCING = frozenset({"mean", "sum", "bmm", "mm", "matmul"})
 OVERFLOWING = 300.0  # its square is beyond float16's largest number, 65504
 
 
 @dataclass(frozen=True)
 class Op:
-    """One recorded operation: its name, the dtypes of its floating inputs, and how many tensors it was given."""
+    """One recorded operation: its name, the dtypes of its floating inputs, which arguments are tensors."""
 
     name: str
     dtypes: tuple[torch.dtype, ...]
-    tensors: int
+    given: tuple[bool, ...]
     same: bool
 
+    @property
+    def takes_gain(self) -> bool:
+        """Whether a fused kernel was given a gain."""
+        place = 1 if "batch_norm" in self.name or "group_norm" in self.name else 2
+        return place < len(self.given) and self.given[place]
 
-class _Recorder(TorchDispatchMode):
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = [t for t in pytree.tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
         dtypes = tuple(t.dtype for t in leaves if t.is_floating_point())
         same = len(leaves) == 2 and leaves[0] is leaves[1]
-        self.ops.append(Op(func.overloadpacket.__name__, dtypes, len(leaves), same))
+        given = tuple(isinstance(a, Tensor) for a in args)
+        self.ops.append(Op(func.overloadpacket.__name__, dtypes, given, same))
         return func(*args, **(kwargs or {}))
 
 
@@ -101,12 +108,13 @@ def reduction(instance: Instance, fit: Fit, device: torch.device) -> tuple[Reduc
     if op is None:
         return "unknown", "no reduction among the recorded operations"
     half = op.dtypes[0] in HALF
-    told = f"{op.name} on {str(op.dtypes[0])[6:]}, float16 at |x| = 300 {'overflows' if overflows else 'holds'}"
+    held = "overflows" if overflows else "holds"
+    told = f"{op.name} on {str(op.dtypes[0])[6:]}, float16 at |x| = 300 {held}"
     if op.name in FUSED or op.name in _WIDE_INSIDE:
         if overflows:
             return ("input", told) if op.name in _WIDE_INSIDE and half else ("unknown", told)
-        return ("native" if half or op.name in FUSED and half else "float32"), told
-    if half == overflows:
+        return ("native" if half else "float32"), told
+    if half == overflows or fit.scaled is not None:  # with the largest element divided out nothing overflows
         return ("input" if half else "float32"), told
     return "unknown", told
 
@@ -120,10 +128,7 @@ def _signs(shape: tuple[int, ...]) -> Tensor:
 
 def _ideal(x: Tensor, fit: Fit) -> Tensor:
     """z of the (rounded) input in float64, in the layout's view."""
-    deviation, mean_square = fit.layout.statistic(
-        fit.layout.split(x.to("cpu", torch.float64)), fit.centred
-    )
-    return deviation * mean_square.rsqrt()
+    return fit.ideal(fit.layout.split(x.to("cpu", torch.float64)))
 
 
 def _agrees(y: Tensor, x: Tensor, fit: Fit) -> bool:
@@ -133,7 +138,7 @@ def _agrees(y: Tensor, x: Tensor, fit: Fit) -> bool:
 
 
 def weight_multiply(
-    instance: Instance, fit: Fit, device: torch.device, reduced: Reduction, scale: float
+    instance: Instance, fit: Fit, device: torch.device, scale: float
 ) -> tuple[WeightMultiply, str]:
     """Whether the gain is multiplied before or after the cast back, bit for bit in the instance's half dtype.
 
@@ -141,27 +146,33 @@ def weight_multiply(
         instance: a copy in bfloat16 or float16 with random gains.
         fit: its form, with a gain.
         device: where it runs.
-        reduced: the dtype of the reduction; with "input" there is no cast.
         scale: scale of the input, large enough that eps does not count.
     """
     x = _signs(fit.layout.shape).mul(scale).to(device=device, dtype=instance.dtype)
-    y = instance.call(x).cpu()
+    recorder = _Recorder()
+    with recorder:
+        y = instance.call(x).cpu()
     if y.dtype not in HALF:
         return "before_cast", f"the output stays {str(y.dtype)[6:]}"
-    if reduced == "input":
+    if not any(dtype not in HALF for op in recorder.ops for dtype in op.dtypes):
         return "after_cast", "all arithmetic is in the input's dtype, there is no cast"
-    got, half = fit.layout.split(y), instance.dtype
-    z, gain, offset = (t.float() for t in (_ideal(x, fit), fit.gain, fit.offset))
-    before = (z * gain + offset).to(half)
-    after = z.to(half) * gain.to(half)
-    if bool(offset.any()):
-        after = after + offset.to(half)
-    differ = {
-        "before_cast": float((got != before).double().mean()),
-        "after_cast": float((got != after).double().mean()),
-    }
+    differ = _differences(fit.layout.split(y), _ideal(x, fit), fit, instance.dtype)
     told = ", ".join(f"{share:.2%} of elements differ from {name}" for name, share in differ.items())
     best, other = sorted(differ, key=lambda name: differ[name])
     if differ[best] <= 0.02 and differ[other] >= max(0.04, 4 * differ[best]):
-        return ("before_cast" if best == "before_cast" else "after_cast"), told
+        return best, told
     return "unknown", told
+
+
+def _differences(got: Tensor, z: Tensor, fit: Fit, half: torch.dtype) -> dict[WeightMultiply, float]:
+    """Share of elements whose bits differ from what each order of multiplication and cast gives."""
+    z, gain, offset = (t.float() for t in (z, fit.gain, fit.offset))
+    rounded = gain.to(half)
+    before = [(z * g + offset).to(half) for g in (gain, rounded.float())]  # 1 + w may be rounded first
+    after = z.to(half) * rounded
+    if bool(offset.any()):
+        after = after + offset.to(half)
+    return {
+        "before_cast": min(float((got != each).double().mean()) for each in before),
+        "after_cast": float((got != after).double().mean()),
+    }

@@ -15,12 +15,12 @@ Call = Callable[[Tensor], Tensor]
 def find_layout(call: Call, x: Tensor) -> Layout | None:
     """The layout of the statistic that `call` uses; without axes where every element is on its own.
 
-    The middle, the first and the last element are moved. None where the outputs that move are no box of axes and
-    groups around the element, or differ from element to element in another way than a normalised part does.
+    The middle, the first and the last element are moved. None where the outputs that move are no box of axes
+    and groups around the element, or differ between elements in another way than a normalised part does.
     """
     shape = tuple(x.shape)
-    places = (tuple(n // 2 for n in shape), (0,) * len(shape), tuple(n - 1 for n in shape))
-    places = tuple(dict.fromkeys(places))
+    corners = (tuple(n // 2 for n in shape), (0,) * len(shape), tuple(n - 1 for n in shape))
+    places = tuple(dict.fromkeys(corners))
     layouts = [_at(call, x, place) for place in places]
     found = [layout for layout in layouts if layout is not None]
     if len(found) < len(layouts):

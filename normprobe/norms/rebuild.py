@@ -34,10 +34,11 @@ def floating_tensors(module: nn.Module) -> tuple[dict[str, Tensor], frozenset[st
 def rebuild(
     module: nn.Module, dtype: torch.dtype, device: torch.device, values: Mapping[str, Tensor]
 ) -> nn.Module:
-    """A deep copy of `module` on `device` whose floating tensors are cast to `dtype`; hooks are left behind.
+    """A deep copy of `module` on `device`, its floating tensors cast to `dtype`; hooks are left behind.
 
-    Every tensor is put into the copy's memo beforehand. So the copy is made once, in the right dtype, also from
-    the meta device and from tensors that are no leaves of a graph (old weight norm), which a deep copy refuses.
+    Every tensor is put into the copy's memo beforehand. So the copy is made once, in the right dtype, also
+    from the meta device and from tensors that are no leaves of a graph (old weight norm), which a deep copy
+    refuses. Values that the meta device does not hold are NaN.
 
     Args:
         module: left untouched.
@@ -66,5 +67,6 @@ def _like(original: Tensor, value: Tensor) -> Tensor:
 
 def _moved(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if value.device.type == "meta":
-        return torch.ones(value.shape, dtype=dtype, device=device)
+        unknown = float("nan") if dtype.is_floating_point else 0
+        return torch.full(value.shape, unknown, dtype=dtype, device=device)
     return value.detach().to(device=device, dtype=dtype, copy=True)

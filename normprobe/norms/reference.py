@@ -21,7 +21,7 @@ def mean_square(x: Tensor, axes: Sequence[int], *, centred: bool) -> tuple[Tenso
         centred: whether the mean over `axes` is subtracted first.
 
     Returns:
-        `(d, v)`: `d` is `x` or `x - mean`, shaped as `x`; `v` is the mean of `d²` over `axes`, kept as size 1.
+        `(d, v)`: `d` is `x` or `x - mean`, shaped as `x`; `v` is the mean of `d²` over `axes`, kept as 1.
     """
     deviation = x - x.mean(tuple(axes), keepdim=True) if centred else x
     return deviation, deviation.square().mean(tuple(axes), keepdim=True)
@@ -64,7 +64,7 @@ def batchnorm_frozen(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 0.0
 
 
 def groupnorm(x: Tensor, groups: int, eps: float = 0.0) -> Tensor:
-    """Layer norm's form over each group of consecutive channels (axis 1) and all of space (Wu and He 2018, eq. 7)."""
+    """Layer norm's form over each group of channels (axis 1) and all of space (Wu and He 2018, eq. 7)."""
     return layernorm(x.reshape(x.shape[0], groups, -1), eps).reshape(x.shape)
 
 
@@ -76,7 +76,9 @@ def instancenorm(x: Tensor, eps: float = 0.0) -> Tensor:
 def grn(x: Tensor, gain: Tensor | float, offset: Tensor | float, eps: float = 0.0) -> Tensor:
     """Global response normalisation of x (B, H, W, C): `gain · x · n + offset + x`.
 
-    `n` is each channel's L2 norm over space, divided by its mean over the channels (Woo et al. 2023, algorithm 1).
+    `n` is each channel's L2 norm over space, divided by its mean over the channels.
+
+    Source: Woo et al. 2023, algorithm 1.
     """
     response = x.square().sum((1, 2), keepdim=True).sqrt()
     return gain * (x * response / (response.mean(-1, keepdim=True) + eps)) + offset + x

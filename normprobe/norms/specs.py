@@ -1,7 +1,8 @@
-"""Put together what was found about a statistic norm: kind, gain, eps, reduction, cast order, and the evidence."""
+"""Put together what was found about a statistic norm: kind, gain, eps, dtypes, and the evidence."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -24,16 +25,12 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
     x = rows(subject.shape, SEED)[0].to(device=subject.device, dtype=exact.dtype)
     fused = precision.fused_op(precision.operations(exact, x))
     named = name(fit, exact.tensors, fused.name if fused else None, SIDE)
-    eps = _eps(subject, fit, named, train)
+    eps = _eps(subject, fit, named, train) if fit.scaled is None else _scaled(fit.scaled)
     reduced, why_reduced = _reduction(subject, fit, train)
-    multiply, why_multiply = _multiply(subject, fit, named, fused, reduced, train)
-    layout, over_rows = fit.layout, 0 in fit.layout.axes and len(fit.layout.shape) > 1
-    evidence = (
-        f"outputs fit gain · {'(x - mean)' if fit.centred else 'x'} / rms over axes {signed(layout)} "
-        f"of {layout.shape} within {fit.residual:.1g}" + (" in train mode" if train else ""),
-        *([f"only the slice {layout.part[1]}:{layout.part[2]} of axis {layout.part[0]}"] if layout.part else []),
-        *[text for text in (named.note, eps.note, why_reduced, why_multiply) if text],
-    )
+    multiply, why_multiply = _multiply(subject, fit, named, fused, train)
+    layout = fit.layout
+    over_rows = 0 in layout.axes and len(layout.shape) > 1
+    notes = (named.note, eps.note, why_reduced, why_multiply)
     return NormSpec(
         kind=named.kind,
         subtracts_mean=fit.centred,
@@ -44,18 +41,31 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
         weight_multiply=multiply,
         axes=signed(layout),
         groups=named.groups,
-        size=None if over_rows or _shortened(subject, layout) else layout.size,
+        size=_size(subject, layout, named),
         batch_dependent=over_rows,
         fused=fused is not None,
         weight=named.affine.weight,
         bias=named.affine.bias,
         device=subject.device.type,
-        evidence=evidence,
+        evidence=(_form(fit, train), *_part(layout), *[text for text in notes if text]),
     )
 
 
+def _form(fit: Fit, train: bool) -> str:
+    inner, mode = "(x - mean)" if fit.centred else "x", " in train mode" if train else ""
+    place = f"axes {signed(fit.layout)} of {fit.layout.shape}"
+    return f"outputs fit gain · {inner} / rms over {place} within {fit.residual:.1g}{mode}"
+
+
+def _part(layout: Layout) -> list[str]:
+    if layout.part is None:
+        return []
+    axis, start, stop = layout.part
+    return [f"only the slice {start}:{stop} of axis {axis} is normalised"]
+
+
 def unknown_spec(subject: Subject, exact: Instance, layout: Layout) -> NormSpec | None:
-    """`unknown` for what keeps its output size when its input grows, element for element; None for the rest."""
+    """`unknown` for what keeps its output when its input grows, element for element; None for the rest."""
     base = rows(subject.shape, SEED + 3)[0]
     x = (2.0**10 * base).to(device=subject.device, dtype=exact.dtype)
     y, doubled, negated = exact.call(x), exact.call(2 * x), exact.call(-x)
@@ -74,7 +84,7 @@ def unknown_spec(subject: Subject, exact: Instance, layout: Layout) -> NormSpec 
 
 
 def _own_share(exact: Instance, x: torch.Tensor) -> float:
-    """How much more an output moves with its own input than the median of the others that move; inf where alone."""
+    """How much more an output moves with its own input than the median of the others; inf where alone."""
     ratios = []
     for place in (tuple(n // 2 for n in x.shape), tuple(n // 3 for n in x.shape)):
         pushed = x.clone()
@@ -94,41 +104,49 @@ def signed(layout: Layout) -> tuple[int, ...]:
     return tuple(axis - rank for axis in axes) if trailing or rank == 1 else axes
 
 
-def _shortened(subject: Subject, layout: Layout) -> bool:
-    """Whether a reduced axis has a size of its own choice, so that the statistic's size depends on the input."""
-    recorded = getattr(subject, "recorded", layout.shape)
-    space = len(layout.shape) > 2 and set(layout.axes) & set(range(2, len(layout.shape)))
-    moved = any(recorded[axis] != layout.shape[axis] for axis in layout.axes)
-    return moved or bool(space and layout.groups is not None)
+def _size(subject: Subject, layout: Layout, named: Named) -> int | None:
+    """Number of elements that share a statistic; None where rows or space, of free extent, are among them."""
+    over_space = any(axis != 1 for axis in layout.axes) and len(layout.shape) > 2
+    if named.kind in ("batchnorm", "instancenorm") or (named.kind == "groupnorm" and over_space):
+        return None
+    free = any(subject.recorded_shape[axis] != layout.shape[axis] for axis in layout.axes)
+    return None if free else layout.size
 
 
 def _eps(subject: Subject, fit: Fit, named: Named, train: bool) -> Eps:
-    """Eps in force in the working dtype; half dtypes that cannot resolve it fall back on float32, and say so."""
+    """Eps in force in the working dtype; where a half dtype cannot resolve it float32 does, and says so."""
     working = subject.dtype if subject.dtype in (torch.float32, *precision.HALF) else torch.float32
     wide = torch.float32 if working in precision.HALF else working
     eps = _recover(subject, fit, wide, train)
     if eps.placement == "unknown" and wide is torch.float32:
         double = _recover(subject, fit, torch.float64, train)
-        eps = eps if double.placement == "unknown" else Eps(double.value, double.placement, f"in float64: {double.note}")
+        if double.placement != "unknown":
+            eps = replace(double, note=f"in float64: {double.note}")
     if working in precision.HALF:
         eps = _in_half(eps, _recover(subject, fit, working, train), working)
-    original = subject.instance(torch.float64, None).tensors
-    eps = as_tensor(eps, subject.instance(torch.float64, SEED).tensors, original)
-    if eps.value is None:
+    drawn = subject.instance(torch.float64, SEED).tensors
+    if any(tensor.numel() == 1 for tensor in drawn.values()):
+        eps = as_tensor(eps, drawn, subject.instance(torch.float64, None).tensors)
+    if eps.value is None or named.unit == 1.0:
         return eps
     factor = named.unit if eps.placement == "inside_sqrt" else named.unit**0.5
-    value = eps.value if factor == 1.0 else rounded(eps.value * factor, eps.spread)
-    return Eps(value, eps.placement, eps.note, eps.spread)
+    value = rounded(eps.value * factor, eps.spread)
+    return replace(eps, value=value, note=f"{eps.note} of the mean square, {value:.4g} as it is written")
+
+
+def _scaled(factor: float) -> Eps:
+    told = f"eps {factor:.4g} times the row's largest square, at every scale"
+    return Eps(rounded(factor, 0.0), "scaled", told)
 
 
 def _in_half(wide: Eps, half: Eps, dtype: torch.dtype) -> Eps:
     """The half measurement where it is resolved and says something else, else the float32 one."""
     short = str(dtype)[6:]
     if half.value is None or wide.value is None or half.placement != wide.placement:
-        return Eps(wide.value, wide.placement, f"on a float32 copy: {wide.note}; {short} itself: {half.note}", wide.spread)
+        return replace(wide, note=f"on a float32 copy: {wide.note}; {short} itself: {half.note}")
     if abs(half.value - wide.value) <= 0.1 * wide.value:
-        return Eps(wide.value, wide.placement, f"{wide.note}, in float32 and {short} alike", wide.spread)
-    return Eps(half.value, half.placement, f"in {short}: {half.note}; float32 has {wide.value:.4g}", half.spread)
+        return replace(wide, note=f"{wide.note}, in float32 and {short} alike")
+    return replace(half, note=f"in {short}: {half.note}; float32 has {wide.value:.4g}")
 
 
 def _recover(subject: Subject, fit: Fit, dtype: torch.dtype, train: bool) -> Eps:
@@ -149,20 +167,15 @@ def _reduction(subject: Subject, fit: Fit, train: bool) -> tuple[Reduction, str]
 
 
 def _multiply(
-    subject: Subject, fit: Fit, named: Named, fused: precision.Op | None, reduced: Reduction, train: bool
+    subject: Subject, fit: Fit, named: Named, fused: precision.Op | None, train: bool
 ) -> tuple[WeightMultiply, str]:
     if named.affine.form == "none":
         return "none", ""
-    if fused is not None and _takes_gain(fused):
+    if fused is not None and fused.takes_gain:
         return "fused", f"gain is an argument of {fused.name}"
     dtype = subject.dtype if subject.dtype in precision.HALF else torch.bfloat16
     try:
         instance = subject.instance(dtype, SEED, train=train)
-        return precision.weight_multiply(instance, fit, subject.device, reduced, 64.0)
+        return precision.weight_multiply(instance, fit, subject.device, 64.0)
     except (RuntimeError, TypeError, ValueError) as error:
         return "unknown", f"{str(dtype)[6:]} does not run here: {str(error).splitlines()[0]}"
-
-
-def _takes_gain(op: precision.Op) -> bool:
-    """Whether the kernel was given more tensors than the input (a norm without gain takes the input alone)."""
-    return op.tensors > (3 if "batch_norm" in op.name else 1)

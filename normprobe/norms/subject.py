@@ -1,4 +1,4 @@
-"""What the identification works on: something that can be rebuilt in any dtype with known random parameters."""
+"""What the identification works on: something that can be rebuilt in any dtype with drawn parameters."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Instance:
     """One fresh copy: a function of the varied input, and the tensors that it uses.
 
     Attributes:
-        call: maps x (the subject's shape, `dtype`, `device`) to y of the same shape; leaves x as it is. Raises
-            `NotComparableError` where the output holds no such tensor.
+        call: maps x (the subject's shape and device, `dtype`) to y of the same shape; leaves x as it is.
+            Raises `NotComparableError` where the output holds no such tensor.
         tensors: floating parameters and buffers by name; writing into one changes what `call` computes.
         parameters: which of those names are parameters.
-        dtype: dtype of the input and of `tensors`.
+        dtype: dtype of the input, and of `tensors` where the subject allows it.
     """
 
     call: Callable[[Tensor], Tensor]
@@ -41,6 +41,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def recorded_shape(self) -> tuple[int, ...]:
+        """Shape of that input in the recorded call; axes that differ from `shape` were shortened."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the varied input in the recorded call."""
         ...
@@ -51,15 +56,16 @@ class Subject(Protocol):
         ...
 
     def instance(self, dtype: torch.dtype, seed: int | None, train: bool = False) -> Instance:
-        """A fresh copy in `dtype`; with a seed every tensor is replaced by `draw`, else the values are kept."""
+        """A fresh copy in `dtype`; with a seed every tensor is replaced by `draw`, else values are kept."""
         ...
 
 
 def draw(named: Iterable[tuple[str, Tensor]], parameters: frozenset[str], seed: int) -> dict[str, Tensor]:
     """Random values for named tensors, in float64 on the CPU, the same for every dtype.
 
-    Values are multiples of 1/128 with magnitude in [0.5, 1.5), so that float16 and bfloat16 hold them exactly.
-    Parameters get either sign, buffers are positive (a variance must be).
+    Values are multiples of 1/128 with magnitude in [0.5, 1.5], so that float16 and bfloat16 hold them
+    exactly. Parameters get either sign, a negative one at least 1/4 away from -1, so that neither w nor 1 + w
+    is small; buffers are positive (a variance must be).
 
     Args:
         named: names and tensors, of which only the shapes are used.
@@ -72,6 +78,8 @@ def draw(named: Iterable[tuple[str, Tensor]], parameters: frozenset[str], seed: 
         shape = tuple(tensor.shape)
         magnitude = torch.randint(64, 192, shape, generator=generator).double() / 128
         if name in parameters:
-            magnitude *= torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1)
+            negative = magnitude.sub(1).div_(4)
+            negative = -(negative + torch.where(negative > 0, 1.25, 0.625)).mul_(128).round_().div_(128)
+            magnitude = torch.where(torch.rand(shape, generator=generator) < 0.5, magnitude, negative)
         values[name] = magnitude
     return values

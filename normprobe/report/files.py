@@ -24,23 +24,38 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         NormprobeError: the folder does not exist, `path` is a folder, or the disk refused.
     """
+    check_place(path)
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise NormprobeError(
-            f"cannot write to `{path}`", expected="a file name", found="a folder", hint="add a file name"
-        )
     try:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
         else:
             _replace(target, text)
     except OSError as error:
-        raise NormprobeError(
-            f"cannot write to `{path}`",
-            expected="an existing folder with room and permission",
-            found=error.strerror or str(error),
-            hint="another path",
-        ) from error
+        found = error.strerror or str(error)
+        raise _refusal(path, "a disk that takes the file", found, "another path") from error
+
+
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Says before a long run that `write_whole` could not write to `path` after it.
+
+    Raises:
+        NormprobeError: `path` is a folder, or its folder does not exist or cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise _refusal(path, "a file name", "a folder", "add a file name")
+    if not target.parent.is_dir():
+        raise _refusal(
+            path, "an existing folder", f"no folder `{target.parent}`", f"mkdir -p {target.parent}"
+        )
+    written_to = target if target.exists() and not target.is_file() else target.parent
+    if not os.access(written_to, os.W_OK):
+        raise _refusal(path, "permission to write", f"none for `{written_to}`", "another path")
+
+
+def _refusal(path: str | os.PathLike[str], expected: str, found: str, hint: str) -> NormprobeError:
+    return NormprobeError(f"cannot write to `{path}`", expected=expected, found=found, hint=hint)
 
 
 def _replace(target: Path, text: str) -> None:

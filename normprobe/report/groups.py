@@ -33,7 +33,7 @@ class FindingGroup:
         return sum(one.message != self.first.message for one in self.findings)
 
     @property
-    def evidence(self) -> str:
+    def evidence(self) -> list[str]:
         """Measured value (its range over several findings), limit, and where the limit comes from."""
         unit = f" {self.first.unit}" if self.first.unit not in ("", "1") else ""
         measured, limit = _values(self.findings), self.first.limit
@@ -42,7 +42,7 @@ class FindingGroup:
             f"limit {_text(limit)}{unit}" if limit is not None else "",
             f"source: {self.first.source}",
         )
-        return " · ".join(part for part in parts if part)
+        return [part for part in parts if part]
 
 
 def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:

@@ -40,10 +40,10 @@ def _name(data: ReportData) -> str:
 def _sections(data: ReportData) -> Iterator[str]:
     worst = min((one.severity for one in data.findings), key=lambda severity: severity.rank, default=None)
     verdict = tally(one.severity for one in data.findings)
-    skips = f"{len(data.skipped)} not looked at" if data.skipped else ""
+    known = [*headline(data), *([f"{len(data.skipped)} not looked at"] if data.skipped else [])]
     yield f'<header><p class="np-name">{escape(_name(data))}</p>'
     yield f'<p class="np-verdict np-{worst.value if worst else "clean"}">{verdict}</p>'
-    yield f'<p class="np-dim">{escape(" · ".join(filter(None, (headline(data), skips))))}</p>'
+    yield f'<p class="np-dim">{escape(" · ".join(known))}</p>'
     if broken := broken_output(data):
         yield f'<p class="np-broken-text">{escape(broken)}</p>'
     yield "</header>"
@@ -86,7 +86,7 @@ def _finding(group: FindingGroup) -> str:
         f'<p><span class="np-code">{first.severity.value} {first.code}</span> <b>{escape(first.name)}</b> '
         f"<code>{escape(joined(group.places, 160))}</code>{places}</p>"
         f"<p>{escape(first.message)}{more}</p>"
-        f'<p class="np-dim">{escape(group.evidence)}</p>{fix}</article>'
+        f'<p class="np-dim">{escape(" · ".join(group.evidence))}</p>{fix}</article>'
     )
 
 
@@ -118,7 +118,7 @@ def _figure(one: Series) -> str:
     curves += [("np-companion", one.companion_label)] if one.companion else []
     key = '<svg class="np-key" viewBox="0 0 22 8"><line class="{}" x1="0" x2="22" y1="4" y2="4"/></svg>'
     legend = "".join(f"<span>{key.format(style)} {escape(label)}</span>" for style, label in curves)
-    captions = "".join(f"<br>{escape(caption)}" for caption in one.captions)
+    captions = "".join(f"<br>{escape(' · '.join(caption))}" for caption in one.captions)
     return (
         f'<figure>{chart(one)}<figcaption class="np-dim"><span class="np-legend">{legend}</span>{captions}'
         "</figcaption></figure>"

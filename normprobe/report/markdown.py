@@ -37,7 +37,7 @@ def code(text: str) -> str:
 def _lines(data: ReportData) -> Iterator[str]:
     yield f"# {escape(data.target.name or data.target.class_name or 'model')}"
     yield f"\n**{tally(one.severity for one in data.findings)}**  "
-    yield escape(headline(data))
+    yield escape(" · ".join(headline(data)))
     yield "\n## Anatomy\n"
     for stream in data.anatomy.streams:
         facts = "; ".join(map(escape, stream_facts(data.anatomy, stream)))
@@ -67,7 +67,7 @@ def _finding(group: FindingGroup) -> Iterator[str]:
     where = code(joined(group.places, 160))
     yield f"- **{first.severity.value} {first.code} {escape(first.name)}** at {where}{places}  "
     yield f"  {escape(first.message)}{more}  "
-    yield f"  {escape(group.evidence)}" + ("  " if first.fix else "")
+    yield f"  {escape(' · '.join(group.evidence))}" + ("  " if first.fix else "")
     if first.fix:
         yield f"  mend: {code(first.fix)}"
 
@@ -76,7 +76,7 @@ def _chart(chart: Chart) -> Iterator[str]:
     yield f"\n## {chart.title}\n\n{escape(chart.caption)}\n"
     for one in chart.series:
         yield from ("```text", *_rows(one), "```")
-        yield from (f"- {escape(caption)}" for caption in one.captions)
+        yield from (f"- {escape(' · '.join(caption))}" for caption in one.captions)
 
 
 def _rows(one: Series) -> Iterator[str]:

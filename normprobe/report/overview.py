@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, NormSpec, ReportData, Stream
-from normprobe.report.wording import BRANCHES, KINDS, amount, listing, number, plural
+from normprobe.records import Anatomy, Branch, Head, NormSite, ReportData, Stream
+from normprobe.report.facts import attention_facts, norm_kinds
+from normprobe.report.wording import BRANCHES, amount, listing, number, plural
 
 _PLACEMENTS = {
     "pre": "pre-norm",
@@ -19,11 +19,10 @@ _PLACEMENTS = {
     "none": "no norm on the branches",
     "unknown": "placement unknown",
 }
-_EPS = {"outside_sqrt": " outside the root", "clamp": " as a clamp", "scaled": " times the peak"}
 
 
-def headline(data: ReportData) -> str:
-    """The target in one line: class, parameters, dtype, device, inputs, revision, as far as they are known."""
+def headline(data: ReportData) -> list[str]:
+    """The target: class, parameters, dtype, device, inputs, revision, as far as they are known."""
     target = data.target
     facts = (
         target.class_name,
@@ -34,7 +33,7 @@ def headline(data: ReportData) -> str:
         f"revision {target.revision}" if target.revision else "",
         "structure only" if data.level == "structure" else "",
     )
-    return " · ".join(fact for fact in facts if fact)
+    return [fact for fact in facts if fact]
 
 
 def broken_output(data: ReportData) -> str:
@@ -71,18 +70,29 @@ def leftover_facts(anatomy: Anatomy) -> list[str]:
     on_streams = {path for stream in anatomy.streams for path in _norm_paths(stream)}
     other = [norm for norm in anatomy.norms if norm.path not in on_streams]
     sites = [site for site in anatomy.attention if owner(anatomy, site.path) is None]
-    head = anatomy.head
+    off = " off the streams" if anatomy.streams else ""
     roles = listing(norm.role for norm in other)
     return [
-        *([f"{plural(len(other), 'norm')} off the streams: {roles}"] if other and anatomy.streams else []),
-        *([f"{plural(len(other), 'norm')}: {roles}"] if other and not anatomy.streams else []),
+        *([f"{plural(len(other), 'norm')}{off} ({roles})"] if other else []),
         *(norm_kinds(other) if not anatomy.streams else []),
-        *(f"{fact} (off the streams)" for fact in attention_facts(sites)),
+        *(fact + (" (off the streams)" if off else "") for fact in attention_facts(sites)),
         *([f"computed weights: {listing(_computed(anatomy))}"] if anatomy.reparametrizations else []),
-        *([f"head {head.path}" + (f", tied to {head.tied_to}" if head.tied_to else "")] if head else []),
-        *([f"logits × {number(head.logit_multiplier)}"] if head and head.logit_multiplier != 1 else []),
-        *([f"logits soft-capped at {number(head.softcap)}"] if head and head.softcap else []),
+        *_head(anatomy.head),
     ]
+
+
+def _head(head: Head | None) -> list[str]:
+    if head is None:
+        return []
+    return [
+        f"head {head.path}" + (f", tied to {head.tied_to}" if head.tied_to else ""),
+        *([f"logits × {_factor(head.logit_multiplier)}"] if head.logit_multiplier != 1.0 else []),
+        *([f"logits soft-capped at {number(head.softcap)}"] if head.softcap is not None else []),
+    ]
+
+
+def _factor(value: float | None) -> str:
+    return "a factor that is not constant" if value is None else number(value)
 
 
 def owner(anatomy: Anatomy, path: str) -> Stream | None:
@@ -94,64 +104,6 @@ def owner(anatomy: Anatomy, path: str) -> Stream | None:
         if path == branch.block or path.startswith(f"{branch.block}.")
     ]
     return anatomy.streams[max(around)[1]] if around else None
-
-
-def norm_kinds(norms: Sequence[NormSpec]) -> list[str]:
-    """The distinct norms, most frequent first: `RMSNorm eps 1e-05`, with counts where there are several."""
-    kinds = Counter(_kind(norm) for norm in norms)
-    if len(kinds) == 1:
-        return list(kinds)
-    return [" + ".join(f"{count} × {kind}" for kind, count in kinds.most_common())] if kinds else []
-
-
-def attention_facts(sites: Sequence[AttentionSite]) -> list[str]:
-    """The distinct attention layouts: heads, head size, scale, QK-Norm, caps and windows."""
-    groups: dict[str, list[AttentionSite]] = {}
-    for site in sites:
-        groups.setdefault(_layout(site), []).append(site)
-    share = f" of {len(sites)}" if len(groups) > 1 else ""
-    return [
-        f"{layout}{_windows(group)}" + (f" ({len(group)}{share} sites)" if share else "")
-        for layout, group in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
-
-
-def _kind(norm: NormSpec) -> str:
-    eps = f" eps {number(norm.eps)}{_EPS.get(norm.eps_placement, '')}" if norm.eps is not None else ""
-    groups = f" {plural(norm.groups, 'group')}" if norm.groups and norm.kind == "groupnorm" else ""
-    return ("frozen " if norm.frozen else "") + KINDS[norm.kind] + groups + eps
-
-
-def _layout(site: AttentionSite) -> str:
-    grouped = f" ({site.kv_heads} kv)" if site.kv_heads != site.heads else ""
-    scale = f"scale {number(site.scale)}" if site.scale is not None else "scale not constant"
-    facts = (
-        f"{'cross-' if site.cross else ''}attention {plural(site.heads, 'head')}{grouped} × {site.head_dim}",
-        scale + (f" ({site.scale_parameter})" if site.scale_parameter else ""),
-        _qk_norm(site),
-        f"soft-capped at {number(site.softcap)}" if site.softcap is not None else "",
-        "sinks" if site.sinks else "",
-    )
-    return ", ".join(fact for fact in facts if fact)
-
-
-def _windows(sites: Sequence[AttentionSite]) -> str:
-    windows = Counter(site.window for site in sites if site.window is not None)
-    return "".join(
-        f", window {window}" + (f" at {count} of {len(sites)}" if count < len(sites) else "")
-        for window, count in sorted(windows.items())
-    )
-
-
-def _qk_norm(site: AttentionSite) -> str:
-    norm = site.qk_norm
-    if norm is None:
-        return "no QK-Norm"
-    one_sided = {(True, False): " on q only", (False, True): " on k only"}
-    sides = one_sided.get((bool(norm.query), bool(norm.key)), "")
-    rope = f" {norm.rope} rotary" if norm.rope in ("before", "after") else ""
-    axis = {"head": "per head", "full": "over all heads"}.get(norm.axis, "on an unknown axis")
-    return f"QK-Norm {KINDS[norm.kind]} {axis}{rope}{sides}"
 
 
 def placement_text(stream: Stream) -> str:
@@ -180,10 +132,13 @@ def final_norm_text(stream: Stream) -> str:
 
 def _scales(stream: Stream) -> list[str]:
     skips = {branch.skip_scale for branch in stream.branches if branch.skip_scale != 1.0}
+    known = [skip for skip in skips if skip is not None]
+    spans = [*([_span(known)] if known else []), *(["not constant"] if None in skips else [])]
     scales = {_branch_scale(branch) for branch in stream.branches if branch.branch_scale.kind != "none"}
+    start = stream.input_multiplier
     return [
-        *([f"stream input × {number(stream.input_multiplier)}"] if stream.input_multiplier != 1.0 else []),
-        *([f"skip scale {_span(skips)}"] if skips else []),
+        *([f"stream input × {_factor(start)}"] if start != 1.0 else []),
+        *([f"skip scale {', '.join(spans)}"] if spans else []),
         *([f"branch scale {', '.join(sorted(scales))}"] if scales else []),
     ]
 

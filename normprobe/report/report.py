@@ -192,7 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_numbers(document: Any) -> Any:
-    """The document with non-finite values of findings as numbers again; those fields may hold text as well."""
+    """The document with non-finite values of findings as numbers again; these fields may hold text too."""
     if not isinstance(document, dict) or not isinstance(document.get("findings"), list):
         return document
     names = {name: float(name.lower()) for name in ("NaN", "Infinity", "-Infinity")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from normprobe.records import (
     AttentionMeasure,
@@ -17,6 +18,8 @@ from normprobe.records import (
 )
 from normprobe.report.overview import owner
 from normprobe.report.wording import number, plural
+
+Facts: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Series:
         reference_label: name of that curve.
         companion: a second curve on the same scale, such as the largest element, or empty.
         companion_label: name of that curve.
-        captions: sentences that say what the numbers mean.
+        captions: facts that say what the numbers mean, a line each.
     """
 
     label: str
@@ -45,7 +48,7 @@ class Series:
     reference_label: str = ""
     companion: tuple[float, ...] = ()
     companion_label: str = ""
-    captions: tuple[str, ...] = ()
+    captions: tuple[Facts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ def charts(data: ReportData) -> list[Chart]:
     return [chart for chart in built if chart.series]
 
 
-def basis_text(basis: Basis) -> str:
-    """What the numbers stand on: `n = 512, float32`, and that they are a sample where they are."""
-    return f"n = {basis.count}, {basis.dtype}{'' if basis.exact else ', sampled'}"
+def basis_facts(basis: Basis) -> Facts:
+    """What the numbers stand on: `n = 512`, `float32`, and that they are a sample where they are."""
+    return f"n = {basis.count}", basis.dtype + ("" if basis.exact else ", sampled")
 
 
 def largest(values: Sequence[float]) -> int:
@@ -100,23 +103,29 @@ def _stream(measure: StreamMeasure) -> Series:
     )
 
 
-def _growth(measure: StreamMeasure) -> str:
-    growth, basis = measure.growth, f"entry {number(measure.entry_rms)} · {basis_text(measure.basis)}"
+def _growth(measure: StreamMeasure) -> Facts:
+    growth = measure.growth
+    stands_on = (f"entry {number(measure.entry_rms)}", *basis_facts(measure.basis))
     broken = [state.path for state in measure.states if not state.finite]
     if broken:
-        return f"NOT FINITE after {plural(len(broken), 'write')}, first at {broken[0]}; no exponent · {basis}"
+        return (
+            f"NOT FINITE after {plural(len(broken), 'write')}, first at {broken[0]}",
+            "no exponent",
+            *stands_on,
+        )
     if math.isnan(growth.exponent):
-        return f"no exponent: it needs four writes with finite values · {basis}"
+        return "no exponent: it needs four writes with finite values", *stands_on
     low, high = growth.interval
-    fit = "" if math.isnan(growth.r_squared) else f"R² {growth.r_squared:.2f} · "
-    return f"exponent {growth.exponent:.2f} (95 %: {low:.2f} to {high:.2f}; √L has 0.5) · {fit}{basis}"
+    exponent = f"exponent {growth.exponent:.2f} (95 %: {low:.2f} to {high:.2f}; √L has 0.5)"
+    fit = () if math.isnan(growth.r_squared) else (f"R² {growth.r_squared:.2f}",)
+    return exponent, *fit, *stands_on
 
 
-def _massive(one: MassiveActivation) -> str:
+def _massive(one: MassiveActivation) -> Facts:
     writes = f"writes {one.first + 1}–{one.last + 1}" if one.last != one.first else f"write {one.first + 1}"
     return (
-        f"massive: {number(one.value)} in channel {one.channel}, position {one.position}, {writes} "
-        f"({number(one.ratio)} × the median)"
+        f"massive: {number(one.value)} in channel {one.channel}, position {one.position}, {writes}",
+        f"{number(one.ratio)} × the median",
     )
 
 
@@ -134,6 +143,7 @@ def _logits(label: str, sites: Sequence[AttentionMeasure]) -> Series:
     tops = [site.heads[largest([head.sampled_max for head in site.heads])] for site in sites]
     values = tuple(head.sampled_max for head in tops)
     peak = largest(values)
+    bound = max((head.bound for site in sites for head in site.heads), key=_order)
     return Series(
         label=label,
         values=values,
@@ -141,8 +151,11 @@ def _logits(label: str, sites: Sequence[AttentionMeasure]) -> Series:
         step="site",
         log=False,
         captions=(
-            f"peak {number(values[peak])} at {sites[peak].path} head {tops[peak].head} · "
-            f"{_rows(sites[peak])} · bound {number(max((head.bound for site in sites for head in site.heads), key=_order))}",
+            (
+                f"peak {number(values[peak])} at {sites[peak].path} head {tops[peak].head}",
+                _rows(sites[peak]),
+                f"bound {number(bound)}",
+            ),
             _heads([head for site in sites for head in site.heads]),
         ),
     )
@@ -156,15 +169,19 @@ def _order(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _heads(heads: Sequence[HeadLogits]) -> str:
-    entropies = sorted(head.entropy for head in heads if math.isfinite(head.entropy))
-    saturated = sum(head.saturated > 0.5 for head in heads)
-    sinks = sum(head.first_token > 0.5 for head in heads)
-    spread = f"{number(entropies[0])} to {number(entropies[-1])}" if entropies else "not finite"
+def _heads(heads: Sequence[HeadLogits]) -> Facts:
     return (
-        f"entropy / ln(keys) {spread} · of {plural(len(heads), 'head')}: {saturated} saturated "
-        f"(p > 0.99 in most rows), {sinks} on the first key"
+        f"over {plural(len(heads), 'head')}: entropy / ln(keys) {_spread([h.entropy for h in heads])}",
+        f"saturated rows {_spread([h.saturated for h in heads])}",
+        f"weight on the first key {_spread([h.first_token for h in heads])}",
     )
+
+
+def _spread(values: Sequence[float]) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    broken = len(values) - len(finite)
+    ends = dict.fromkeys(number(end) for end in (min(finite), max(finite))) if finite else []
+    return ", ".join(filter(None, (" to ".join(ends), f"{broken} not finite" if broken else "")))
 
 
 def _gradients(measured: Measurements) -> Chart:
@@ -174,13 +191,14 @@ def _gradients(measured: Measurements) -> Chart:
         return Chart("Gradients", caption, ())
     names = dict.fromkeys(branch.stream for branch in gradients.branches)
     summary = (
-        f"loss {number(gradients.value)} ({gradients.loss}) · last to first branch "
-        f"×{number(gradients.last_to_first)} · slope {number(gradients.slope)} a branch"
+        f"loss {number(gradients.value)} ({gradients.loss})",
+        f"last to first branch ×{number(gradients.last_to_first)}",
+        f"slope {number(gradients.slope)} a branch",
     )
     return Chart("Gradients", caption, tuple(_gradient(measured, name, (summary,)) for name in names))
 
 
-def _gradient(measured: Measurements, stream: str, captions: tuple[str, ...]) -> Series:
+def _gradient(measured: Measurements, stream: str, captions: tuple[Facts, ...]) -> Series:
     branches = list(_branches(measured, stream))
     return Series(
         label=stream,

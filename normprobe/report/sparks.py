@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 RAMP = "▁▂▃▄▅▆▇█"
 BROKEN = "×"
@@ -13,9 +14,9 @@ _LEAST = math.log(2.0)
 def spark(values: Sequence[float], width: int, *, log: bool, scale: Sequence[float] = ()) -> str:
     """`values` from left to right in `width` characters, the lowest as `▁` and the highest as `█`.
 
-    Fewer values than characters are held, more are gathered by their largest, and a value that is not finite shows
-    as `×` wherever it falls. On a log scale zero and below count as the lowest positive value, and
-    the heights span a factor of two at least, so that a constant series with rounding noise looks constant.
+    Fewer values than characters are held, more are gathered by their largest, and a value that is not finite
+    shows as `×` wherever it falls. On a log scale zero and below count as the lowest positive value, and the
+    heights span a factor of two at least, so that a constant series with rounding noise looks constant.
 
     Args:
         values: the series, at least one value.
@@ -29,7 +30,7 @@ def spark(values: Sequence[float], width: int, *, log: bool, scale: Sequence[flo
 
 def _binned(values: Sequence[float], width: int) -> list[float]:
     edges = [cell * len(values) // width for cell in range(width + 1)]
-    cells = [values[start : max(stop, start + 1)] for start, stop in zip(edges, edges[1:], strict=False)]
+    cells = [values[start : max(stop, start + 1)] for start, stop in pairwise(edges)]
     return [next((v for v in cell if not math.isfinite(v)), max(cell)) for cell in cells]
 
 

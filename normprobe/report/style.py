@@ -1,11 +1,13 @@
-"""The styles of the HTML report; they touch nothing outside it and follow the page's light or dark colours."""
+"""The styles of the HTML report; they touch nothing outside it and follow light or dark mode."""
 
 from __future__ import annotations
 
-_LIGHT = """--np-ink:#1c2024;--np-dim:#667079;--np-line:#e0e4e8;--np-page:#fff;--np-card:#f7f8fa;--np-blue:#0b6bcb;
---np-violet:#9a5bb8;--np-error:#c62828;--np-warning:#a86200;--np-note:#0e7c86;--np-clean:#2e7d32;"""
-_DARK = """--np-ink:#e4e8ec;--np-dim:#98a2ad;--np-line:#343a41;--np-page:#16191d;--np-card:#1e2227;--np-blue:#64b0f4;
---np-violet:#c79bdc;--np-error:#ff7b72;--np-warning:#e8b04b;--np-note:#56c8d2;--np-clean:#6fcf74;"""
+_LIGHT = """--np-ink:#1c2024;--np-dim:#667079;--np-line:#e0e4e8;--np-page:#fff;--np-card:#f7f8fa;
+--np-blue:#0b6bcb;--np-violet:#9a5bb8;--np-error:#c62828;--np-warning:#a86200;--np-note:#0e7c86;
+--np-clean:#2e7d32;"""
+_DARK = """--np-ink:#e4e8ec;--np-dim:#98a2ad;--np-line:#343a41;--np-page:#16191d;--np-card:#1e2227;
+--np-blue:#64b0f4;--np-violet:#c79bdc;--np-error:#ff7b72;--np-warning:#e8b04b;--np-note:#56c8d2;
+--np-clean:#6fcf74;"""
 
 CSS = f"""
 .normprobe-report{{{_LIGHT}color:var(--np-ink);font:14px/1.5 system-ui,sans-serif;max-width:860px}}
@@ -34,7 +36,8 @@ color:var(--np-error)}}
 .normprobe-report .np-warning,.normprobe-report .np-warning .np-code{{color:var(--np-warning)}}
 .normprobe-report .np-note,.normprobe-report .np-note .np-code{{color:var(--np-note)}}
 .normprobe-report .np-clean,.normprobe-report .np-finding>.np-fix{{color:var(--np-clean)}}
-.normprobe-report .np-charts{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:14px}}
+.normprobe-report .np-charts{{display:grid;gap:14px;
+grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}}
 .normprobe-report figure{{margin:0;padding:10px;border:1px solid var(--np-line);border-radius:6px;
 background:var(--np-page)}}
 .normprobe-report figure>svg{{display:block;width:100%;height:auto}}

@@ -9,14 +9,14 @@ from html import escape
 from normprobe.report.series import Series
 from normprobe.report.wording import number
 
-WIDTH, HEIGHT = 640, 190
+WIDTH, HEIGHT = 540, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 28
 
 
 def chart(one: Series) -> str:
     """One series with its reference (dashed) and companion (thin) as an `<svg>` element.
 
-    Points have tooltips with place and value; a value that is not finite breaks the line and shows as a cross.
+    Points have tooltips with place and value; where a value is not finite the line breaks and a cross shows.
     """
     axes = _Axes(one)
     parts = [
@@ -77,8 +77,9 @@ class _Axes:
         """Horizontal lines with their values, and the first and the last depth."""
         for value in self._ticks():
             y = f"{self.y(value):.1f}"
+            beside = f'x="{_LEFT - 6}" y="{y}" dy=".32em" text-anchor="end"'
             yield f'<line class="np-grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
-            yield f'<text class="np-tick" x="{_LEFT - 6}" y="{y}" dy=".32em" text-anchor="end">{number(value)}</text>'
+            yield f'<text class="np-tick" {beside}>{number(value)}</text>'
         row = HEIGHT - _BOTTOM + 20
         yield f'<text class="np-tick" x="{_LEFT}" y="{row}">{self.step} 1</text>'
         if self.count > 1:
@@ -111,7 +112,8 @@ class _Axes:
             told = f"<title>{escape(place)}: {number(value)}</title>"
             x, alone = self.x(index), " np-alone" if self.count == 1 else ""
             if math.isfinite(value):
-                yield f'<circle class="np-point{alone}" cx="{x:.1f}" cy="{self.y(value):.1f}" r="3">{told}</circle>'
+                spot = f'cx="{x:.1f}" cy="{self.y(value):.1f}" r="3"'
+                yield f'<circle class="np-point{alone}" {spot}>{told}</circle>'
             else:
                 cross = f"M{x - 4:.1f} {HEIGHT - _BOTTOM - 10}l8 8m0 -8l-8 8"
                 yield f'<path class="np-broken" d="{cross}">{told}</path>'

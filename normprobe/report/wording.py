@@ -1,4 +1,4 @@
-"""Numbers, counts and names as a person reads them, and their ASCII form for streams that can hold no more."""
+"""Numbers, counts and names as a person reads them, and their ASCII form."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SEVERITIES = tuple(Severity)
 
 _ASCII = str.maketrans(
     {
-        "–": "-", "—": "-", "−": "-", "·": "|", "…": "...", "×": "x", "√": "sqrt", "∝": "~", "→": "->",
+        "–": "-", "—": "-", "−": "-", "·": "-", "…": "...", "×": "x", "√": "sqrt", "∝": "~", "→": "->",
         "²": "^2", "≥": ">=", "≤": "<=", "≈": "~", "∞": "inf", "ᵀ": "^T", "α": "alpha", "β": "beta",
-        "γ": "gamma", "ε": "eps", "σ": "sigma", "Δ": "delta", "’": "'", "“": '"', "”": '"', "±": "+-",
+        "γ": "gamma", "ε": "eps", "σ": "sigma", "Δ": "delta", "\u2019": "'", "“": '"', "”": '"', "±": "+-",
         "▁": "_", "▂": ".", "▃": ":", "▄": "-", "▅": "=", "▆": "+", "▇": "*", "█": "#", "✗": "x", "✓": "+",
         "│": "|", "┤": "|", "└": "+", "─": "-",
     }

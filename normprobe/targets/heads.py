@@ -14,7 +14,7 @@ SEQ2SEQ = ("Seq2SeqLM", "SpeechSeq2Seq")
 
 
 def model_class(config: Any) -> type[Any]:
-    """The class for `config`: the one it names, else a head by the auto mappings, else the bare model.
+    """The class for `config`: the one it names, else a head by the auto mappings, else the bare one.
 
     Without a named class, a configuration of an encoder-decoder gets its sequence-to-sequence head; one with
     `is_decoder` false gets its masked-language-model head where it has one.
@@ -41,11 +41,16 @@ def _named_class(config: Any) -> type[Any] | None:
 
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, str(name), None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            wanted = getattr(found, "config_class", None)
-            if wanted is None or isinstance(config, wanted):
-                return found
+        is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+        if is_model and _takes(found, config):
+            return found
     return None
+
+
+def _takes(found: Any, config: Any) -> bool:
+    """Whether the class is made for this configuration, and not for a part of it such as its text model."""
+    wanted = getattr(found, "config_class", None)
+    return wanted is None or isinstance(config, wanted)
 
 
 def _auto_classes(config: Any) -> list[Any]:
@@ -56,7 +61,8 @@ def _auto_classes(config: Any) -> list[Any]:
         tasks = [*SEQ2SEQ, *tasks]
     elif getattr(config, "is_decoder", None) is False:
         tasks = ["MaskedLM", *tasks]
-    names = [f"AutoModelFor{task}" for task in tasks] + ["AutoModel"]
+    others = sorted(name for name in dir(transformers) if name.startswith("AutoModelFor"))
+    names = [*(f"AutoModelFor{task}" for task in tasks), "AutoModel", *others]
     return [getattr(transformers, name) for name in names if hasattr(transformers, name)]
 
 
@@ -65,8 +71,8 @@ def _mapped(auto: Any, config: Any) -> type[Any] | None:
     if type(config) not in mapping:
         return None
     found = mapping[type(config)]
-    chosen: type[Any] = found[0] if isinstance(found, tuple | list) else found
-    return chosen
+    classes = found if isinstance(found, tuple | list) else (found,)
+    return next((chosen for chosen in classes if _takes(chosen, config)), None)
 
 
 def builder(config: Any, trust: bool) -> Callable[[Any], Any]:

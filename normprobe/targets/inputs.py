@@ -99,11 +99,13 @@ def text_rows(tokenizer: Any, text: str, batch: int, length: int) -> Tensor:
     if not bare:
         raise InputError("the text has no tokens", found=f"{len(text)} characters")
     before, after = _around(bare, list(tokenizer(text)["input_ids"]))
-    room = max(1, min(length - len(before) - len(after), len(bare)))
+    if length <= len(before) + len(after):
+        before, after = [], []  # no room for them and the text
+    room = min(length - len(before) - len(after), len(bare))
     rows = []
     for row in range(batch):
         content = [bare[(row * room + i) % len(bare)] for i in range(room)]
-        rows.append(before + content + after if length > len(before) + len(after) else content)
+        rows.append(before + content + after)
     return torch.tensor(rows)
 
 

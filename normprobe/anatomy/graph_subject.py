@@ -1,0 +1,109 @@
+"""A piece of the recorded graph as the subject of identification: its operations are run again on other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe.anatomy.levels import Levels
+from normprobe.capture.trace import Node, Ref, Trace
+from normprobe.errors import UnreadableAnatomyError
+from normprobe.norms.subject import Instance, NotComparableError, draw
+
+
+class GraphSubject:
+    """Recorded nodes from value `origin` to value `end`, with the static nodes that they need.
+
+    Args:
+        model: holds the parameters and buffers that the static nodes start from; never touched.
+        trace: the recording.
+        levels: levels of its values.
+        nodes: the operations on the signal, in order of time.
+        origin: the value that is varied.
+        end: the value that comes out; shaped like `origin`.
+
+    Raises:
+        UnreadableAnatomyError: a tensor is needed that was made outside the recorded forward.
+    """
+
+    def __init__(
+        self, model: nn.Module, trace: Trace, levels: Levels, nodes: Sequence[Node], origin: int, end: int
+    ) -> None:
+        self._trace, self._origin, self._end = trace, origin, end
+        self._nodes = [*_static_nodes(trace, levels, nodes), *nodes]
+        recorded = trace.values[origin]
+        self.shape = self.recorded_shape = recorded.shape
+        self.dtype = recorded.dtype
+        self._state = _state(model, self._nodes)
+        self._parameters = frozenset(n.name for n in self._nodes if n.op == "parameter")
+        devices = {t.device for t in self._state.values()} - {torch.device("meta")}
+        self.device = devices.pop() if devices else torch.device("cpu")
+
+    def instance(self, dtype: torch.dtype, seed: int | None, train: bool = False) -> Instance:
+        """The operations in `dtype`, parameters drawn anew where a seed is given; there is no train mode of its own."""
+        values = draw(self._state.items(), self._parameters, seed) if seed is not None else dict(self._state)
+        tensors = {
+            name: value.to(self.device, dtype) if value.is_floating_point() else value.to(self.device)
+            for name, value in values.items()
+        }
+
+        def call(x: Tensor) -> Tensor:
+            env = {self._origin: x}
+            for node in self._nodes:
+                _run(node, env, tensors, dtype)
+            result = env[self._end]
+            if not result.is_floating_point() or result.shape != x.shape:
+                raise NotComparableError(f"output of shape {tuple(result.shape)}, input {tuple(x.shape)}")
+            return result
+
+        return Instance(call, tensors, self._parameters, dtype)
+
+
+def _static_nodes(trace: Trace, levels: Levels, nodes: Sequence[Node]) -> list[Node]:
+    """The static nodes behind `nodes`, in order of time."""
+    todo = [v for n in nodes for v in n.inputs if not levels.signal(v)]
+    found: dict[int, Node] = {}
+    while todo:
+        node = trace.producer(todo.pop())
+        if node.id in found:
+            continue
+        if node.op in ("constant", "input"):
+            raise UnreadableAnatomyError("a tensor made outside the recorded forward is part of the computation")
+        found[node.id] = node
+        todo += node.inputs
+    return [found[i] for i in sorted(found)]
+
+
+def _state(model: nn.Module, nodes: Sequence[Node]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for node in nodes:
+        if node.op in ("parameter", "buffer"):
+            get = model.get_parameter if node.op == "parameter" else model.get_buffer
+            tensor = get(node.name).detach()
+            state[node.name] = torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+    return state
+
+
+def _run(node: Node, env: dict[int, Tensor], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+    if node.op in ("parameter", "buffer"):
+        env[node.outputs[0]] = tensors[node.name]
+        return
+    if node.function is None:  # a view of memory that was written in place: the latest write is what it shows
+        env[node.outputs[0]] = env[node.inputs[-1]]
+        return
+    args, kwargs = pytree.tree_map_only(Ref, lambda ref: env[ref.value], (node.args, node.kwargs))
+    if dtype is torch.float64:
+        args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
+    if "device" in kwargs:
+        kwargs["device"] = next(iter(env.values())).device
+    output = node.function(*args, **kwargs)
+    made = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+    env.update(zip(node.outputs, made, strict=False))
+
+
+def _widened(dtype: torch.dtype) -> Any:
+    return torch.float64 if dtype.is_floating_point else dtype

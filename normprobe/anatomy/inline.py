@@ -1,0 +1,110 @@
+"""Norms that are written out in a forward, or called as functions: found in the flow, identified like modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from normprobe.anatomy.flow import Flow, Group
+from normprobe.anatomy.graph_subject import GraphSubject
+from normprobe.anatomy.norm_sites import NOT_NORMS, Found
+from normprobe.anatomy.ops import Role, base
+from normprobe.anatomy.regions import Region, find_regions
+from normprobe.capture.trace import Node, Ref
+from normprobe.errors import UnreadableAnatomyError
+from normprobe.norms.identify import identify
+from normprobe.records import NormSite, NormSpec
+
+_HALF = ("torch.float16", "torch.bfloat16")
+
+
+def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> None:
+    """Add to `found` every norm of the flow that is no module, with path `module.path#op:k`."""
+    finder = _Finder(model, flow)
+    index = {site.path: i for i, site in enumerate(found.sites)}
+    covered: set[int] = set()
+    for regions in find_regions(flow):
+        if regions[0].core.id in covered:
+            continue
+        region, spec = finder.best(regions)
+        if spec is None or region.steps & covered:
+            continue
+        covered |= region.steps
+        path = f"{flow.path(region.core)}#{base(region.core.node.op)[5:]}:{region.core.node.ordinal}"
+        if path not in index:
+            index[path] = len(found.sites)
+            found.sites.append(_site(path, spec))
+        else:
+            site = found.sites[index[path]]
+            found.sites[index[path]] = site.model_copy(update={"executions": site.executions + 1})
+        nodes = frozenset(flow.steps[i].node.id for i in region.steps)
+        found.groups.append(Group(Role.NORM, nodes, region.origin, region.core.call, index[path]))
+
+
+class _Finder:
+    def __init__(self, model: nn.Module, flow: Flow) -> None:
+        self.model, self.flow = model, flow
+        self.cache: dict[Any, NormSpec | None] = {}
+
+    def best(self, regions: list[Region]) -> tuple[Region, NormSpec | None]:
+        """The first region that is a norm with a gain of a known form, else the last that is a norm at all."""
+        chosen: tuple[Region, NormSpec | None] = (regions[0], None)
+        for region in regions:
+            spec = self.identify(region)
+            if spec is None or spec.kind in NOT_NORMS:
+                continue
+            if spec.kind != "unknown" and spec.affine != "other":
+                return region, spec
+            chosen = region, spec
+        return chosen
+
+    def identify(self, region: Region) -> NormSpec | None:
+        nodes = [self.flow.steps[i].node for i in sorted(region.steps)]
+        key = self._signature(region, nodes)
+        if key not in self.cache:
+            try:
+                subject = GraphSubject(
+                    self.model, self.flow.trace, self.flow.levels, nodes, region.origin, region.end
+                )
+                self.cache[key] = identify(subject)
+            except UnreadableAnatomyError:
+                self.cache[key] = None
+        return self._placed(self.cache[key], region, nodes)
+
+    def _signature(self, region: Region, nodes: list[Node]) -> Any:
+        numbers = {region.origin: 0}
+
+        def number(ref: Ref) -> str:
+            return f"%{numbers.setdefault(ref.value, len(numbers))}:{self.flow.trace.values[ref.value].shape}"
+
+        rows = []
+        for node in nodes:
+            rows.append((node.op, repr(pytree.tree_map_only(Ref, number, (node.args, node.kwargs)))))
+            for value in node.outputs:
+                numbers.setdefault(value, len(numbers))
+        statics = tuple(len(self.flow.levels.parameters(v)) for n in nodes for v in n.inputs)
+        return tuple(rows), statics
+
+    def _placed(self, spec: NormSpec | None, region: Region, nodes: list[Node]) -> NormSpec | None:
+        """The spec with this region's own parameters, and without claims that a recording in one dtype cannot carry."""
+        if spec is None:
+            return None
+        names = [p for i in sorted(region.steps) for p in self.flow.steps[i].parameters]
+        update: dict[str, Any] = {}
+        if spec.weight is not None and names:
+            update["weight"] = names[0]
+        if spec.bias is not None and names:
+            update["bias"] = names[-1]
+        recorded = str(self.flow.trace.values[region.origin].dtype)
+        if recorded not in _HALF and spec.reduction != "native":
+            note = f"recorded in {recorded[6:]}: casts that change nothing there leave no operation behind"
+            update |= {"reduction": "unknown", "evidence": (*spec.evidence, note)}
+            if spec.weight_multiply not in ("none", "fused"):
+                update["weight_multiply"] = "unknown"
+        return spec.model_copy(update=update)
+
+
+def _site(path: str, spec: NormSpec) -> NormSite:
+    return NormSite(**spec.model_dump(), path=path, executions=1, module=False)

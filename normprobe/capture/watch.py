@@ -1,0 +1,208 @@
+"""One forward in which chosen operations are watched. Operations are counted as when recording, none is kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.recorder import COMPOSITES
+from normprobe.capture.wrappers import wrapped_forwards
+from normprobe.records import OpSite
+
+
+class Handler:
+    """What is told about one watched operation; arguments come by the names of the operator's schema.
+
+    Tensors belong to the running forward: a handler reads them and keeps none. Its own operations are not watched.
+    """
+
+    def before(self, arguments: Mapping[str, Any]) -> None:
+        """The operation is about to run: operands that it will overwrite still hold their values."""
+
+    def after(self, arguments: Mapping[str, Any], output: Any) -> None:
+        """The operation has run."""
+
+    def settled(self) -> None:
+        """Autograd knows of the output too, and no later operation has changed it yet."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What came of a watched forward.
+
+    Attributes:
+        output: what the model returned.
+        missed: watched sites that were not reached.
+        failed: sites whose handler raised, with the error's type and text.
+    """
+
+    output: Any
+    missed: tuple[OpSite, ...]
+    failed: Mapping[OpSite, str]
+
+    def reason(self, site: OpSite) -> str | None:
+        """Why nothing is known of `site`; None where it was seen."""
+        if site in self.missed:
+            return "the measured forward did not run this operation, though the recorded one did"
+        return self.failed.get(site)
+
+
+def watch(
+    model: nn.Module, inputs: Inputs, handlers: Mapping[OpSite, Handler], *, grad: bool = False
+) -> Watched:
+    """Run `model` once on `inputs` in eval mode and tell `handlers` of the operations at their sites.
+
+    The model is left bit for bit as it was, also when its forward raises (that error passes through). An error in a
+    handler does not stop the forward: it is kept in `failed`, and that handler is told nothing more.
+
+    Args:
+        model: any module.
+        inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        handlers: one handler a site.
+        grad: whether autograd records the forward.
+    """
+    watcher = _Watcher(handlers)
+    with untouched(model), torch.set_grad_enabled(grad), wrapped_forwards(model, watcher.around):
+        with watcher.functions, watcher.dispatch:
+            output = invoke(model, inputs)
+        watcher.settle()
+    return Watched(output, tuple(watcher.unseen), watcher.failed)
+
+
+_Plan = dict[str, dict[int, OpSite]]  # operation, ordinal
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One run of a module: what is watched directly inside it, and how often each such operation has run."""
+
+    plan: _Plan
+    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def site(self, op: str) -> OpSite | None:
+        """Counts a call of `op`; its site if that call is watched."""
+        ordinals = self.plan.get(op)
+        if ordinals is None:
+            return None
+        ordinal = self.counts[op]
+        self.counts[op] = ordinal + 1
+        return ordinals.get(ordinal)
+
+
+class _Watcher:
+    """Keeps count while the two modes and the forward wrapper report to it."""
+
+    def __init__(self, handlers: Mapping[OpSite, Handler]) -> None:
+        self.handlers = dict(handlers)
+        self.unseen = dict.fromkeys(handlers)
+        self.failed: dict[OpSite, str] = {}
+        self.plans: defaultdict[tuple[str, int], _Plan] = defaultdict(dict)
+        for site in handlers:
+            self.plans[site.path, site.execution].setdefault(site.op, {})[site.ordinal] = site
+        self.runs: defaultdict[str, int] = defaultdict(int)
+        self.root = _Frame(self.plans.get((".", 0), {}))
+        self.frame = self.root  # operations outside every forward count towards the root's first run
+        self.unsettled: list[OpSite] = []
+        self.dispatch = _Dispatch(self)
+        self.functions = _Functions(self)
+
+    def around(
+        self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        execution = self.runs[path]
+        self.runs[path] = execution + 1
+        first = path == "." and execution == 0
+        frame = self.root if first else _Frame(self.plans.get((path, execution), {}))
+        return self._within(frame, forward, args, kwargs)
+
+    def _within(self, frame: _Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        outer, self.frame = self.frame, frame
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.frame = outer
+
+    def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
+        """A torch function that is watched as a whole: what it is made of is not counted."""
+        site = self.frame.site(function.__name__)
+        run = lambda: self._within(_Frame({}), function, args, kwargs)  # noqa: E731
+        if site is None:
+            return run()
+        return self.operation(site, dict(zip(names, args, strict=False)) | kwargs, run)
+
+    def operation(self, site: OpSite, arguments: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """Run a watched operation and tell its handler."""
+        handler = self.handlers[site]
+        self.unseen.pop(site, None)
+        self._tell(site, handler.before, arguments)
+        output = run()
+        self._tell(site, handler.after, arguments, output)
+        self.unsettled.append(site)
+        return output
+
+    def settle(self) -> None:
+        """Tell the handlers of all operations since the last call that their outputs are settled."""
+        sites, self.unsettled = self.unsettled, []
+        for site in sites:
+            self._tell(site, self.handlers[site].settled)
+
+    def _tell(self, site: OpSite, method: Callable[..., None], *arguments: Any) -> None:
+        if site in self.failed:
+            return
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                method(*arguments)
+        except Exception as error:  # what cannot be measured must not stop the forward; the caller reports it
+            self.failed[site] = f"{type(error).__name__}: {error}"
+
+
+class _Names(dict[Any, str]):
+    """Names of operators as the recorder spells them, each made once."""
+
+    def __missing__(self, function: Any) -> str:
+        name = self[function] = str(function)
+        return name
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+        self.names = _Names()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        watcher = self.watcher
+        if watcher.unsettled:
+            watcher.settle()
+        site = watcher.frame.site(self.names[func])
+        if site is None:
+            return func(*args, **kwargs)
+        return watcher.operation(site, _by_name(func, args, kwargs), lambda: func(*args, **kwargs))
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = COMPOSITES.get(func)
+        if names is None:
+            return func(*args, **(kwargs or {}))
+        return self.watcher.composite(func, names, args, kwargs or {})
+
+
+def _by_name(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an ATen call by the names of its schema, in its order."""
+    names = [argument.name for argument in function._schema.arguments]
+    return dict(zip(names, args, strict=False)) | dict(kwargs)

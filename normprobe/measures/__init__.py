@@ -1,0 +1,1 @@
+"""What the signal does, in numbers: one file per question."""

@@ -1,0 +1,184 @@
+"""Attention logits, from q and k as they reach the kernel, or from the logits as they reach a softmax.
+
+Dims: B batch (all leading axes), H query heads, K key heads, Q query rows, R sampled query rows, T keys, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normprobe import stats
+from normprobe.capture.watch import Handler
+from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits
+
+ROWS = 64  # query rows that are looked at
+_PIECE = 4 * 2**20  # logits in one go
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """What the logits of the sampled rows are made of; `mask` is 4-dimensional and broadcasts to [B, H, R, T]."""
+
+    q_BHRD: Tensor
+    k_BKTD: Tensor
+    scale: float
+    mask: Tensor | None
+    softcap: float | None = None
+
+
+class LogitHandler(Handler):
+    """Measures one attention site.
+
+    All query rows are looked at where there are at most `ROWS`, else a seeded sample of that many, the same for every
+    head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest |bias| more where the mask adds
+    one; where only the logits are seen (a softmax) it is the largest |logit| over all rows, which is exact.
+    """
+
+    def __init__(self, site: AttentionSite, seed: int) -> None:
+        self.site, self.seed = site, seed
+        self.length = 0
+        self.measure: AttentionMeasure | None = None
+
+    def before(self, arguments: Mapping[str, Any]) -> None:
+        if "query" in arguments:
+            self._from_product(arguments)
+        else:
+            self._from_logits(arguments)
+
+    def _from_product(self, arguments: Mapping[str, Any]) -> None:
+        if "scaled_dot_product" not in self.site.site.op:
+            raise ValueError(f"the layout of q and k in {self.site.site.op} is not known")
+        q = _four_axes(arguments["query"], self.site.heads)
+        k = _four_axes(arguments["key"], q.shape[1])
+        scale = arguments.get("scale")
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        bias = arguments.get("attn_mask", arguments.get("attn_bias"))
+        rows = self._rows(q)
+        mask = None if bias is None else _mask(bias, arguments["query"].shape[:-2], q.shape[:2])
+        chosen = _with_causal(_take(mask, rows), rows, k.shape[2], bool(arguments.get("is_causal", False)))
+        bound = stats.logit_bound(q, k, scale)
+        if mask is not None and mask.is_floating_point():
+            bound = tuple(b + m for b, m in zip(bound, _largest(mask, q.shape[1]), strict=True))
+        operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap)
+        self._finish(operands, bound, q, rows)
+
+    def _from_logits(self, arguments: Mapping[str, Any]) -> None:
+        logits = arguments["self"]
+        if arguments["dim"] % logits.dim() != logits.dim() - 1:
+            raise ValueError(f"softmax over axis {arguments['dim']} of {logits.dim()}, expected the last")
+        logits = _four_axes(logits, self.site.heads)
+        rows = self._rows(logits)
+        batch, heads, _, keys = logits.shape
+        zeros = logits.new_zeros(1, dtype=torch.float32)  # q·k of 0, to which the logits are added as a bias
+        operands = _Operands(
+            zeros.expand(batch, heads, len(rows), 1),
+            zeros.expand(batch, heads, keys, 1),
+            1.0,
+            logits.index_select(2, rows),
+        )
+        self._finish(operands, _largest(logits, heads), logits, rows)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        self.length = count = x.shape[2]
+        generator = torch.Generator().manual_seed(self.seed)
+        rows = torch.randperm(count, generator=generator)[:ROWS].sort().values
+        return rows.to(x.device)
+
+    def _finish(
+        self, operands: _Operands, bound: tuple[float, ...], source: Tensor, rows: Tensor
+    ) -> None:
+        columns = zip(*_statistics(operands), strict=True)  # each field over all groups of heads
+        heads = zip(*(chain.from_iterable(parts) for parts in columns), bound, strict=True)
+        looked = source.shape[0] * len(rows)
+        self.measure = AttentionMeasure(
+            path=self.site.path,
+            basis=Basis(
+                unit="logit",
+                dtype=str(source.dtype).removeprefix("torch."),
+                count=looked,
+                exact=len(rows) == source.shape[2],
+            ),
+            rows=looked,
+            heads=tuple(
+                HeadLogits(
+                    head=i,
+                    sampled_max=largest,
+                    bound=limit,
+                    std=std,
+                    entropy=entropy,
+                    saturated=saturated,
+                    first_token=first,
+                )
+                for i, (largest, std, entropy, saturated, first, limit) in enumerate(heads)
+            ),
+        )
+
+
+def _statistics(operands: _Operands) -> Iterator[stats.LogitStats]:
+    """Statistics of consecutive groups of heads, so many that their logits stay small."""
+    q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
+    key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    step = max(1, _PIECE // max(1, q.shape[0] * group * q.shape[2] * k.shape[2]))
+    for start in range(0, key_heads, step):
+        stop = min(key_heads, start + step)
+        heads = slice(start * group, stop * group)
+        part = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        yield stats.sampled_logit_stats(
+            q[:, heads], k[:, start:stop], operands.scale, mask=part, softcap=operands.softcap
+        )
+
+
+def _four_axes(x: Tensor, heads: int) -> Tensor:
+    """`x` as [B, heads, rows, columns]: leading axes become one, heads that were joined with another axis are split.
+
+    Raises:
+        ValueError: if no axis holds the heads.
+    """
+    shape = tuple(x.shape)
+    if x.dim() == 3 and shape[0] % heads == 0:
+        return x.unflatten(0, (-1, heads))
+    if x.dim() >= 5 and shape[-3] != heads and shape[-4] * shape[-3] == heads:
+        x = x.flatten(-4, -3)
+    if x.dim() < 4:
+        raise ValueError(f"expected four axes with {heads} heads, found shape {shape}")
+    return x if x.dim() == 4 else x.flatten(0, -4)
+
+
+def _mask(mask: Tensor, lead: Sequence[int], batch_heads: Sequence[int]) -> Tensor:
+    """`mask`, which broadcasts to [*lead, Q, T], with four axes that broadcast to [B, H, Q, T]."""
+    if len(lead) == 1 and mask.dim() == 3 and mask.shape[0] > 1:
+        return mask.unflatten(0, tuple(batch_heads))
+    if mask.dim() > 4:
+        return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
+    return mask[(None,) * (4 - mask.dim())]
+
+
+def _take(mask: Tensor | None, rows: Tensor) -> Tensor | None:
+    """The sampled rows of a mask; a mask that is the same for all rows stays as it is."""
+    return mask if mask is None or mask.shape[2] == 1 else mask.index_select(2, rows)
+
+
+def _with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
+    """`mask` and, where `causal`, the rule that row i sees keys 0 … i (aligned at the first key, as torch has it)."""
+    if not causal:
+        return mask
+    seen = torch.arange(keys, device=rows.device) <= rows[:, None]
+    if mask is None:
+        return seen[None, None]
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+
+
+def _largest(logits: Tensor, heads: int) -> tuple[float, ...]:
+    """Largest |logit| of each head over everything that is not masked, `ROWS` rows at a time; 0 where all is."""
+    most = logits.new_zeros(logits.shape[1], dtype=torch.float32)
+    for start in range(0, logits.shape[2], ROWS):
+        part = logits[:, :, start : start + ROWS]
+        size = part.abs().masked_fill_(part <= stats.MASKED, 0).amax((0, 2, 3)).float()
+        most = torch.maximum(most, size)
+    return tuple(most.expand(heads).tolist())

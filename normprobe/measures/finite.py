@@ -1,0 +1,69 @@
+"""Whether a forward's outputs are finite, and which module made the first value that is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.wrappers import wrapped_forwards
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors in nested containers, mappings and dataclasses, in order."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        tree = [getattr(tree, f.name) for f in dataclasses.fields(tree)]
+    for leaf in pytree.tree_leaves(tree, is_leaf=lambda node: node is not tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif leaf is not tree and isinstance(leaf, (Mapping, list, tuple)) or dataclasses.is_dataclass(leaf):
+            yield from tensors(leaf)
+
+
+def floats(tree: Any) -> list[Tensor]:
+    """The floating point and complex tensors of `tree`."""
+    return [t for t in tensors(tree) if t.is_floating_point() or t.is_complex()]
+
+
+def all_finite(tree: Any) -> bool | None:
+    """Whether every element of every floating point tensor is finite; None where there is no such tensor."""
+    found = floats(tree)
+    return all(bool(torch.isfinite(t).all()) for t in found) if found else None
+
+
+def first_broken_module(model: nn.Module, inputs: Inputs) -> str | None:
+    """Path of the first module whose outputs are not finite though its inputs were.
+
+    One more forward in eval mode, with a look at what goes into and comes out of every module. A −∞ that goes in is
+    taken for a mask and counts as finite. The innermost such module is the first to end, so it is the one that is
+    named; where none fits, the first module at all whose output is not finite.
+
+    Returns:
+        A path ("." for the root), or None where all modules gave finite outputs.
+    """
+    broken: list[tuple[bool, str]] = []
+
+    def around(
+        path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        sound = not broken or not any(map(_broken_input, floats((args, kwargs))))
+        output = forward(*args, **kwargs)
+        if all_finite(output) is False:
+            broken.append((sound, path))
+        return output
+
+    with untouched(model), torch.no_grad(), wrapped_forwards(model, around):
+        invoke(model, inputs)
+    return next((path for sound, path in broken if sound), broken[0][1] if broken else None)
+
+
+def _broken_input(x: Tensor) -> bool:
+    return bool((torch.isnan(x) | (x == torch.inf)).any()) if x.is_floating_point() else not all_finite(x)

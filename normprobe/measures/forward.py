@@ -1,0 +1,83 @@
+"""The measured pass: residual streams and attention logits in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from normprobe.capture.invoke import Inputs
+from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.measures.attention import LogitHandler
+from normprobe.measures.finite import all_finite, first_broken_module
+from normprobe.measures.residual import WriteHandler, read_stream, write_handlers
+from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
+
+
+def measure_forward(
+    model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0
+) -> tuple[Measurements, tuple[Skipped, ...]]:
+    """Measure every residual stream and attention site of `anatomy` in one forward of `model`.
+
+    The model runs in eval mode without gradients and is left bit for bit as it was, also when its forward raises
+    (that error passes through). Where a stream or an output is not finite, one more forward finds the first module
+    that broke it. On the meta device there is nothing to measure.
+
+    Args:
+        model: the model that `anatomy` was read from.
+        inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        anatomy: what to measure.
+        seed: of the sample of query rows.
+
+    Returns:
+        The measurements, and what could not be measured with the reason.
+    """
+    if any(p.device.type == "meta" for p in model.parameters()):
+        return Measurements(), (Skipped(what="the signal", why="tensors on the meta device hold no numbers"),)
+    writes = {stream.name: write_handlers(stream) for stream in anatomy.streams}
+    logits = [(site.site, LogitHandler(site, seed)) for site in anatomy.attention]
+    handlers: dict[OpSite, Handler] = dict(logits)
+    for per_stream in writes.values():
+        handlers.update(per_stream)
+    watched = watch(model, inputs, handlers)
+    streams, skipped = _streams(anatomy, writes, logits, watched)
+    attention, unseen = _attention(logits, watched)
+    finite = all_finite(watched.output)
+    broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
+    if finite is False or broken is not None:
+        broken = first_broken_module(model, inputs) or broken
+    if finite is None:
+        unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
+    measured = Measurements(
+        residual=streams, attention=attention, output_finite=finite, first_non_finite=broken
+    )
+    return measured, (*skipped, *unseen)
+
+
+def _streams(
+    anatomy: Anatomy,
+    writes: Mapping[str, Mapping[OpSite, WriteHandler]],
+    logits: list[tuple[OpSite, LogitHandler]],
+    watched: Watched,
+) -> tuple[tuple[StreamMeasure, ...], list[Skipped]]:
+    lengths = {handler.length for _, handler in logits if handler.length}
+    measures, skipped = [], []
+    for stream in anatomy.streams:
+        measure, unseen = read_stream(stream, writes[stream.name], watched, lengths)
+        skipped += unseen
+        if measure is not None:
+            measures.append(measure)
+    return tuple(measures), skipped
+
+
+def _attention(
+    logits: list[tuple[OpSite, LogitHandler]], watched: Watched
+) -> tuple[tuple[AttentionMeasure, ...], list[Skipped]]:
+    measures, skipped = [], []
+    for site, handler in logits:
+        if handler.measure is not None:
+            measures.append(handler.measure)
+        else:
+            why = watched.reason(site) or "the handler was told of no arguments"
+            skipped.append(Skipped(what=f"attention logits {site.path}#{site.op}:{site.ordinal}", why=why))
+    return tuple(measures), skipped

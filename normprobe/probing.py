@@ -1,0 +1,190 @@
+"""`probe(model)`: record one forward, read the Anatomy, measure, judge. The one orchestrator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe import checks
+from normprobe.anatomy.build import Reading, read
+from normprobe.capture.invoke import Inputs
+from normprobe.capture.recorder import record
+from normprobe.errors import InputError, NormprobeError, SettingError
+from normprobe.inputs import inputs_from_config
+from normprobe.measures.forward import measure_forward
+from normprobe.measures.gradients import measure_gradients
+from normprobe.records import Level, Measurements, ReportData, Skipped, Target
+from normprobe.report.report import Report
+from normprobe.version import versions
+
+Progress = Callable[[str, int, int], None]
+Loss = Callable[[Any, Any], Tensor]
+
+
+def probe(
+    model: nn.Module,
+    inputs: Inputs | str | None = None,
+    *,
+    level: Level = "forward",
+    measures: Sequence[str] = (),
+    tokenizer: Any = None,
+    loss: Loss | None = None,
+    autocast: str | torch.dtype | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Find the norms of a model, read its residual streams and attention, measure what its signal does, and judge.
+
+    The model is left bit for bit as it was: parameters, buffers, gradients, train flags, hooks, random states.
+
+    Args:
+        model: any module; run in eval mode on its own device.
+        inputs: a tensor, a tuple (positional), a mapping (by keyword), a text (with `tokenizer`), or None where the
+            model's config says enough (the report then says what was taken).
+        level: "structure" for the Anatomy alone; "forward" for one measured pass too; "backward" for one more pass
+            with gradients.
+        measures: further measures by name; none exist yet.
+        tokenizer: called as `tokenizer(text, return_tensors="pt")` for inputs given as a text.
+        loss: `loss(output, inputs)` gives the scalar whose gradients are taken at level "backward".
+        autocast: dtype of automatic mixed precision for all passes, as a torch dtype or its name.
+        seed: seed of everything that is sampled.
+        progress: called as `progress(stage, done, total)`.
+
+    Returns:
+        The report. A forward that gives NaN is a finding, not an error.
+
+    Raises:
+        SettingError: an unknown level, measure or dtype.
+        InputError: no inputs could be made, or the model rejected them (its own error is the cause).
+    """
+    _check_settings(level, measures)
+    tell = progress or (lambda stage, done, total: None)
+    values, description = _inputs(model, inputs, tokenizer, seed)
+    values = _on_device(model, values)
+    with _precision(model, autocast):
+        tell("record", 0, 0)
+        with _rejections(model):
+            trace = record(model, values)
+        tell("identify", 0, 0)
+        reading = read(model, trace)
+        measured, skipped = _measure(model, values, reading, level, loss, seed, tell)
+    target = _target(model, description)
+    return _judge(ReportData(target=target, level=level), reading, measured, skipped)
+
+
+def _measure(
+    model: nn.Module,
+    inputs: Inputs,
+    reading: Reading,
+    level: Level,
+    loss: Loss | None,
+    seed: int,
+    tell: Progress,
+) -> tuple[Measurements, tuple[Skipped, ...]]:
+    if level == "structure":
+        return Measurements(), ()
+    if any(p.device.type == "meta" for p in model.parameters()):
+        return Measurements(), (Skipped(what="measurements", why="the model holds no weights (meta device)"),)
+    tell("measure", 0, 0)
+    measured, skipped = measure_forward(model, inputs, reading.anatomy, seed=seed)
+    if level == "backward":
+        tell("gradients", 0, 0)
+        gradients, more = measure_gradients(model, inputs, reading.anatomy, loss=loss)
+        measured = measured.model_copy(update={"gradients": gradients})
+        skipped = (*skipped, *more)
+    return measured, skipped
+
+
+def _judge(
+    data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]
+) -> Report:
+    facts = data.model_copy(
+        update={"anatomy": reading.anatomy, "measurements": measured, "versions": versions()}
+    )
+    findings, unlooked = checks.run(facts)
+    everything = tuple(dict.fromkeys((*reading.skipped, *skipped, *unlooked)))
+    return Report(facts.model_copy(update={"findings": findings, "skipped": everything}))
+
+
+def _check_settings(level: str, measures: Sequence[str]) -> None:
+    levels = get_args(Level)
+    if level not in levels:
+        raise SettingError(f"unknown level {level!r}", expected=" | ".join(levels), found=repr(level))
+    if measures:
+        raise SettingError(
+            f"unknown measure {measures[0]!r}", expected="no measure beyond the levels exists yet"
+        )
+
+
+def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[Inputs, str]:
+    if inputs is None:
+        return inputs_from_config(model, batch=1, seed=seed, tokens=None)
+    if not isinstance(inputs, str):
+        return inputs, "given by the caller: " + _shapes(inputs)
+    if tokenizer is None:
+        raise InputError("a text was given without a tokenizer", hint="pass tokenizer=…, or token ids as inputs")
+    encoded = dict(tokenizer(inputs, return_tensors="pt"))
+    return encoded, f"text of {len(inputs)} characters: " + _shapes(encoded)
+
+
+def _shapes(inputs: Any) -> str:
+    named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
+    rows = []
+    for name, value in named:
+        shapes = [" × ".join(map(str, t.shape)) for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+        rows.append(f"{name} {', '.join(shapes)}".strip())
+    return "; ".join(row for row in rows if row)
+
+
+def _on_device(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs on the model's device; where its parameters lie on several, accelerate's hooks move them."""
+    devices = {p.device for p in model.parameters()} or {b.device for b in model.buffers()}
+    if len(devices) != 1:
+        return inputs
+    device = devices.pop()
+    moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(device), inputs)
+    return moved
+
+
+def _precision(model: nn.Module, autocast: str | torch.dtype | None) -> AbstractContextManager[Any]:
+    if autocast is None:
+        return nullcontext()
+    dtype = getattr(torch, autocast, None) if isinstance(autocast, str) else autocast
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise SettingError(f"unknown autocast dtype {autocast!r}", expected="bfloat16 or float16")
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    return torch.autocast("cpu" if device == "meta" else device, dtype=dtype)
+
+
+@contextmanager
+def _rejections(model: nn.Module) -> Iterator[None]:
+    """Say which model rejected its inputs, and keep its own error as the cause."""
+    try:
+        yield
+    except NormprobeError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"the forward of {type(model).__name__} raised",
+            found=f"{type(error).__name__}: {error}",
+            hint="check that the inputs fit the model; --debug shows the whole traceback",
+        ) from error
+
+
+def _target(model: nn.Module, description: str) -> Target:
+    first = next(model.parameters(), None)
+    dtypes = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
+    return Target(
+        name=type(model).__name__,
+        source="module",
+        class_name=type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters()),
+        dtype=", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes)),
+        device=str(first.device) if first is not None else "cpu",
+        inputs=description,
+    )

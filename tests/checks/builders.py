@@ -1,0 +1,185 @@
+"""Minimal documents to judge: a healthy one, and functions that change one part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normprobe.records import (
+    Anatomy,
+    AttentionMeasure,
+    AttentionSite,
+    Basis,
+    Branch,
+    BranchGradient,
+    GradientMeasure,
+    Growth,
+    Head,
+    HeadLogits,
+    MassiveActivation,
+    Measurements,
+    NormSite,
+    OpSite,
+    ReportData,
+    Stream,
+    StreamMeasure,
+    StreamState,
+    Target,
+)
+
+
+def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
+    """A fused RMS norm with eps 1e-5 inside the root, in use."""
+    facts: dict[str, Any] = {
+        "kind": "rmsnorm",
+        "subtracts_mean": False,
+        "affine": "weight",
+        "eps": 1e-5,
+        "eps_placement": "inside_sqrt",
+        "reduction": "native",
+        "role": "pre",
+        "class_name": "RMSNorm",
+        "executions": 1,
+    }
+    return NormSite(path=path, **facts | more)
+
+
+def branch(path: str, **more: Any) -> Branch:
+    """A pre-norm MLP that is added in `path`."""
+    facts: dict[str, Any] = {
+        "block": path,
+        "kind": "mlp",
+        "placement": "pre",
+        "pre_norm": f"{path}.norm",
+        "readers": (f"{path}.fc.weight",),
+        "writers": (f"{path}.proj.weight",),
+        "add": OpSite(path=path, op="aten.add.Tensor"),
+    }
+    return Branch(path=path, **facts | more)
+
+
+def stream(**more: Any) -> Stream:
+    """A pre-norm stream of two writes with a final norm."""
+    facts: dict[str, Any] = {
+        "name": "blocks",
+        "width": 8,
+        "depth": 2,
+        "placement": "pre",
+        "final_norm": "norm",
+        "needs_final_norm": True,
+        "branches": (branch("blocks.0"), branch("blocks.1")),
+    }
+    return Stream(**facts | more)
+
+
+def site(path: str = "blocks.0.attn", **more: Any) -> AttentionSite:
+    """Attention with two heads."""
+    facts: dict[str, Any] = {
+        "heads": 2,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "site": OpSite(path=path, op="aten._scaled_dot_product_flash_attention_for_cpu.default"),
+    }
+    return AttentionSite(path=path, **facts | more)
+
+
+def state(index: int, abs_max: float = 3.0, rms: float = 1.0, **more: Any) -> StreamState:
+    """The stream after write `index`."""
+    facts: dict[str, Any] = {
+        "branch": index,
+        "path": f"blocks.{index}",
+        "block": f"blocks.{index}",
+        "kind": "mlp",
+        "rms_median": rms,
+        "rms_p99": rms * 1.1,
+        "rms_max": rms * 1.2,
+        "rms_argmax": 3,
+        "position": 3,
+        "abs_max": abs_max,
+        "abs_argmax_channel": 5,
+        "write_ratio": 0.5,
+    }
+    return StreamState(**facts | more)
+
+
+def residual(*states: StreamState, dtype: str = "float32", **more: Any) -> StreamMeasure:
+    """The measured stream `blocks` with entry RMS 0.5."""
+    facts: dict[str, Any] = {
+        "stream": "blocks",
+        "basis": Basis(unit="1", dtype=dtype, count=16),
+        "entry_rms": 0.5,
+        "states": states or (state(0), state(1)),
+        "growth": Growth(exponent=0.5, interval=(0.4, 0.6), r_squared=0.9, writes=2),
+    }
+    return StreamMeasure(**facts | more)
+
+
+def logits(
+    *largest: float,
+    path: str = "blocks.0.attn",
+    bound: float = 9.0,
+    exact: bool = False,
+    dtype: str = "float32",
+) -> AttentionMeasure:
+    """One measured site with a head for each number."""
+    heads = tuple(
+        HeadLogits(
+            head=index, sampled_max=value, bound=bound, std=1.0, entropy=0.7, saturated=0.0, first_token=0.1
+        )
+        for index, value in enumerate(largest)
+    )
+    return AttentionMeasure(
+        path=path, basis=Basis(unit="logit", dtype=dtype, count=64, exact=exact), rows=64, heads=heads
+    )
+
+
+def massive(ratio: float) -> MassiveActivation:
+    """One entry at the first token."""
+    return MassiveActivation(channel=5, position=0, value=-800.0, ratio=ratio, first=0, last=1)
+
+
+def gradients(norm_: float = 1.0, value: float = 2.0) -> GradientMeasure:
+    """Gradients of two branches."""
+    rows = tuple(
+        BranchGradient(
+            stream="blocks",
+            branch=index,
+            path=f"blocks.{index}",
+            kind="mlp",
+            parameter_norm=norm_,
+            activation_rms=0.1,
+            parameters=100,
+        )
+        for index in range(2)
+    )
+    basis = Basis(unit="1", dtype="float32", count=16)
+    return GradientMeasure(
+        loss="cross entropy", value=value, basis=basis, branches=rows, last_to_first=1.0, slope=0.0
+    )
+
+
+def document(
+    *,
+    norms: tuple[NormSite, ...] | None = None,
+    streams: tuple[Stream, ...] | None = None,
+    attention: tuple[AttentionSite, ...] | None = None,
+    dtype: str = "float32",
+    level: Any = "forward",
+    **measured: Any,
+) -> ReportData:
+    """A healthy document, with the given parts in place of its own."""
+    measurements: dict[str, Any] = {
+        "residual": (residual(),),
+        "attention": (logits(3.0, 4.0),),
+        "output_finite": True,
+    }
+    return ReportData(
+        target=Target(name="tiny", dtype=dtype),
+        level=level,
+        anatomy=Anatomy(
+            norms=(norm(), norm("blocks.1.norm"), norm("norm", role="final")) if norms is None else norms,
+            streams=(stream(),) if streams is None else streams,
+            attention=(site(),) if attention is None else attention,
+            head=Head(path="head.weight"),
+        ),
+        measurements=Measurements(**measurements | measured),
+    )

@@ -1,0 +1,105 @@
+"""Running, listing and finding checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from normprobe.checks import ALL, documentation, explain, find, rules, run
+from normprobe.errors import SettingError
+from normprobe.records import ReportData
+from tests.checks import builders as b
+
+
+def test_findings_come_by_severity_code_and_place() -> None:
+    outside = {"eps_placement": "outside_sqrt"}
+    blocks = [b.norm(f"blocks.{i}.norm", eps=1e-5 + 1e-9 * i, **outside) for i in (10, 2)]
+    misnamed = b.norm("a", class_name="LayerNorm")
+    data = b.document(norms=(*blocks, misnamed), streams=(b.stream(final_norm=None),))
+    found, _ = run(data)
+    assert [(f.severity.value, f.code, f.where) for f in found] == [
+        ("error", "NP201", "blocks"),
+        ("warning", "NP101", "blocks.2.norm"),
+        ("warning", "NP101", "blocks.10.norm"),
+        ("note", "NP108", "a"),
+    ]
+
+
+def test_equal_findings_are_gathered_and_others_are_not() -> None:
+    norms = [
+        b.norm(f"blocks.{i}.norm", eps_placement="outside_sqrt", eps=e)
+        for i, e in enumerate([1e-5, 1e-6, 1e-5])
+    ]
+    found, _ = run(b.document(norms=tuple(norms)))
+    assert [(f.where, f.places, f.value) for f in found] == [
+        ("blocks.0.norm", ("blocks.0.norm", "blocks.2.norm"), 1e-5),
+        ("blocks.1.norm", (), 1e-6),
+    ]
+
+
+def test_findings_of_equal_nan_are_gathered() -> None:
+    nan = float("nan")
+    broken = [b.residual(b.state(0, nan), stream=name) for name in ("a", "b")]
+    found, _ = run(b.document(residual=tuple(broken)), checks=[find("NP304")])
+    assert [len(f.places) for f in found] == [1]
+
+
+def test_what_was_skipped_is_said_once() -> None:
+    found, skipped = run(ReportData(), checks=[*ALL, *ALL])
+    assert found == ()
+    assert len({row.what for row in skipped}) == len(skipped) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    "asked", ["NP201", "np201", "201", 201, " missing-final-norm ", "Missing_Final_Norm"]
+)
+def test_a_check_is_found_by_code_and_name(asked: str | int) -> None:
+    assert find(asked).code == "NP201"
+
+
+@pytest.mark.parametrize(
+    ("asked", "offer"),
+    [
+        ("missing-norm", "did you mean NP201 missing-final-norm"),
+        ("NP20", r"did you mean NP20\d"),
+        ("zzz", "try: normprobe rules"),
+    ],
+)
+def test_an_unknown_check_is_answered_with_close_ones(asked: str, offer: str) -> None:
+    with pytest.raises(SettingError, match=rf"(?s)no check called '{asked}'.*({offer})"):
+        find(asked)
+
+
+def test_rules_are_plain_data_in_the_order_of_the_checks() -> None:
+    rows = rules()
+    assert json.loads(json.dumps(rows)) == rows
+    assert [row["code"] for row in rows] == sorted(check.code for check in ALL)
+    (row,) = [row for row in rows if row["code"] == "NP401"]
+    assert set(row) == {"code", "name", "severity", "since", "needs", "fix", "limits", "summary"}
+    assert row["limits"] == [
+        {
+            "name": "max_logit",
+            "value": 50.0,
+            "unit": "logit",
+            "source": "Gemma Team 2024 (Gemma 2), sec. 2: the cap on attention logits",
+        }
+    ]
+
+
+def test_a_page_has_its_facts_its_text_and_its_limits() -> None:
+    page = explain(401)
+    assert page == documentation(find("NP401"))
+    assert "Severity: warning at worst · needs: structure, forward · fix: none yet · since 0.1.0" in page
+    assert "| `max_logit` | 50 logit | Gemma Team 2024" in page
+    assert "| `max_abs` | 32752 | IEEE 754" in explain(304)
+    assert "## Limits" not in explain("NP201")
+    assert "fix: `UpcastNorms`" in explain("NP106")
+
+
+def test_the_checks_load_without_torch() -> None:
+    code = "import sys, normprobe.checks as c; c.rules(); c.explain(201); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,161 @@
+"""What holds for every check: its page, its limits, its own fault, and what it does when it cannot look."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+
+from normprobe.checks import ALL, Check, Unit, documentation, find, run
+from normprobe.records import Anatomy, Finding, Measurements, ReportData, Severity, Skipped, Target
+from tests.checks import builders as b
+
+HEADINGS = ("What it measures", "Why it matters", "What to do", "When to ignore it", "References")
+NAMES = {
+    "NP101": "eps-outside-root",
+    "NP102": "eps-vanishes-in-dtype",
+    "NP106": "half-precision-reduction",
+    "NP108": "name-contradicts-behaviour",
+    "NP201": "missing-final-norm",
+    "NP208": "unused-norm",
+    "NP303": "massive-activations",
+    "NP304": "half-headroom",
+    "NP401": "unresolved-logits",
+    "NP504": "non-finite",
+}
+FAULTS: dict[str, Callable[[], ReportData]] = {
+    "NP101": lambda: b.document(norms=(b.norm(eps_placement="outside_sqrt"),)),
+    "NP102": lambda: b.document(
+        norms=(b.norm(kind="l2norm", eps=1e-12, eps_placement="clamp", class_name=""),), dtype="float16"
+    ),
+    "NP106": lambda: b.document(norms=(b.norm(reduction="input"),)),
+    "NP108": lambda: b.document(norms=(b.norm(class_name="T5LayerNorm"),)),
+    "NP201": lambda: b.document(streams=(b.stream(final_norm=None),)),
+    "NP208": lambda: b.document(norms=(b.norm(role="unused", executed=False, executions=0),)),
+    "NP303": lambda: b.document(residual=(b.residual(massive=(b.massive(1000.0),)),)),
+    "NP304": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, 40000.0)),)),
+    "NP401": lambda: b.document(attention=(b.site(),)).model_copy(
+        update={"measurements": Measurements(attention=(b.logits(3.0, 71.0),), output_finite=True)}
+    ),
+    "NP504": lambda: b.document(output_finite=False),
+}
+NOT_FINITE: dict[str, Callable[[float], ReportData]] = {
+    "NP303": lambda x: b.document(residual=(b.residual(massive=(b.massive(x),)),)),
+    "NP304": lambda x: b.document(residual=(b.residual(b.state(0, x)),)),
+    "NP401": lambda x: b.document().model_copy(
+        update={"measurements": Measurements(attention=(b.logits(3.0, x, bound=x),), output_finite=True)}
+    ),
+    "NP504": lambda x: b.document(residual=(b.residual(b.state(0), b.state(1, x)),)),
+}
+
+
+def codes(data: ReportData) -> set[str]:
+    return {finding.code for finding in run(data)[0]}
+
+
+def each(check: Check) -> str:
+    return check.code
+
+
+def test_codes_and_names_are_those_of_the_design_and_unique() -> None:
+    assert {check.code: check.name for check in ALL} == NAMES
+    assert len(ALL) == len(NAMES) == len({check.name for check in ALL})
+    assert FAULTS.keys() == NAMES.keys()
+
+
+@pytest.mark.parametrize("check", ALL, ids=each)
+def test_facts(check: Check) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", check.name)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", check.since)
+    assert isinstance(check.severity, Severity)
+    assert check.needs.words()
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign"):
+        check.code = "NP999"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("check", ALL, ids=each)
+def test_the_docstring_is_a_page(check: Check) -> None:
+    page = check.page()
+    assert re.fullmatch(r"[A-Z].{20,98}\.", check.summary())
+    assert re.findall(r"^## (.+)$", page, re.M) == list(HEADINGS)
+    assert all(len(text.strip()) > 20 for text in re.split(r"^## .+$", page, flags=re.M))
+    assert documentation(check).startswith(f"# {check.code} {check.name}\n")
+
+
+@pytest.mark.parametrize("check", ALL, ids=each)
+def test_every_number_that_is_compared_is_a_limit_with_unit_and_source(check: Check) -> None:
+    assert [item.name for item in check.limits()] == [item.name for item in dataclasses.fields(check)]
+    for item in check.limits():
+        assert math.isfinite(item.value)
+        assert item.unit in [unit.value for unit in Unit]
+        assert len(item.source) > 10
+        assert f"`{item.name}`" in documentation(check)
+        assert item.source in documentation(check)
+
+
+def test_the_healthy_document_raises_nothing_and_skips_nothing() -> None:
+    assert run(b.document()) == ((), ())
+    assert run(b.document(dtype="bfloat16")) == ((), ())
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_its_own_fault_raises_its_own_code(code: str) -> None:
+    found = [finding for finding in run(FAULTS[code]())[0] if finding.code == code]
+    assert len(found) == 1
+    (finding,) = found
+    assert finding.name == NAMES[code]
+    assert finding.severity.rank >= find(code).severity.rank
+    assert finding.source
+    assert finding.where
+    assert finding.fix == find(code).fix
+    assert ReportData.model_validate_json(ReportData(findings=(finding,)).model_dump_json()).findings
+
+
+@pytest.mark.parametrize("code", sorted(FAULTS))
+def test_its_fault_raises_no_other_code(code: str) -> None:
+    assert codes(FAULTS[code]()) == {code}
+
+
+@pytest.mark.parametrize("check", ALL, ids=each)
+@pytest.mark.parametrize("level", ["structure", "forward", "backward"])
+def test_nothing_known_is_skipped_and_never_silence(check: Check, level: str) -> None:
+    empty = ReportData(level=level, target=Target(), anatomy=Anatomy(), measurements=Measurements())
+    outcomes = list(check.run(empty))
+    assert outcomes
+    assert all(
+        isinstance(item, Skipped) and item.what.startswith(check.code) and item.why for item in outcomes
+    )
+
+
+@pytest.mark.parametrize("check", ALL, ids=each)
+def test_unknown_facts_are_skipped_or_pass_on_purpose(check: Check) -> None:
+    unknown = b.norm(
+        kind="unknown", eps=None, eps_placement="unknown", reduction="unknown", class_name="LayerNorm"
+    )
+    data = b.document(
+        norms=(unknown,),
+        streams=(b.stream(final_norm=None, needs_final_norm=None, final_norm_reason="features are pooled"),),
+        residual=(),
+        attention=(b.site(),),
+        output_finite=None,
+        dtype="float16",
+    ).model_copy(update={"measurements": Measurements()})
+    outcomes = list(check.run(data))
+    assert not any(isinstance(item, Finding) for item in outcomes)
+    assert outcomes or check.code == "NP208"  # the norm ran, which is all that NP208 asks
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("code", NOT_FINITE)
+def test_what_is_not_finite_never_passes(code: str, value: float) -> None:
+    assert code in codes(NOT_FINITE[code](value))
+
+
+@pytest.mark.parametrize("check", [c for c in ALL if "forward" in c.needs.words()], ids=each)
+def test_a_check_of_the_signal_says_that_the_level_is_too_low(check: Check) -> None:
+    (skipped,) = check.run(FAULTS[check.code]().model_copy(update={"level": "structure"}))
+    assert isinstance(skipped, Skipped)
+    assert "needs a measured forward pass" in skipped.why

@@ -1,0 +1,217 @@
+"""The checks that judge a stream, attention or the whole forward: NP201, NP303, NP304, NP401, NP504."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from normprobe.checks import find, run
+from normprobe.records import Finding, Measurements, ReportData, Skipped
+from tests.checks import builders as b
+
+NAN, INF = math.nan, math.inf
+
+
+def judge(code: str, data: ReportData) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:
+    return run(data, [find(code)])
+
+
+@pytest.mark.parametrize("placement", ["pre", "sandwich", "output", "mixed", "preact", "none"])
+def test_np201_finds_a_stream_that_needs_a_norm_and_states_what_the_head_reads(placement: str) -> None:
+    measured = b.residual(b.state(0, rms=2.0), b.state(1, rms=7.4))
+    missing = b.stream(final_norm=None, placement=placement)
+    (found,), _ = judge("NP201", b.document(streams=(missing,), residual=(measured,)))
+    assert (found.where, found.value, found.severity.value) == ("blocks", 7.4, "error")
+    assert found.message == (
+        f"the head reads the {placement} stream without a norm, after 2 writes: "
+        "its RMS is 7.4 (median token) to 8.88 (largest), against 0.5 at the entry"
+    )
+
+
+def test_np201_needs_no_measurement() -> None:
+    data = b.document(streams=(b.stream(final_norm=None),), residual=(), level="structure")
+    (found,), _ = judge("NP201", data)
+    assert found.value is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"final_norm": None, "needs_final_norm": False},
+        {"final_norm": None, "needs_final_norm": True, "placement": "post"},
+        {"final_norm": None, "needs_final_norm": None, "placement": "deepnorm"},
+        {"final_norm": "norm", "needs_final_norm": None},
+    ],
+)
+def test_np201_passes_what_has_one_or_needs_none(facts: dict[str, Any]) -> None:
+    assert judge("NP201", b.document(streams=(b.stream(**facts),))) == ((), ())
+
+
+def test_np201_says_why_it_could_not_decide() -> None:
+    undecided = b.stream(final_norm=None, needs_final_norm=None, final_norm_reason="features of layer -2")
+    found, skipped = judge("NP201", b.document(streams=(undecided,)))
+    assert found == ()
+    assert skipped == (Skipped(what="NP201 missing-final-norm at blocks", why="features of layer -2"),)
+
+
+def test_np303_names_channel_position_value_and_extent() -> None:
+    (found,), _ = judge("NP303", b.document(residual=(b.residual(massive=(b.massive(900.0),)),)))
+    assert (found.where, found.value, found.limit, found.unit) == ("blocks.0", 900.0, 100.0, "ratio")
+    assert "channel 5 at position 0 holds -800, 900 times the median" in found.message
+    assert found.message.endswith("up to blocks.1")
+    assert found.severity.value == "note"
+
+
+def test_np303_passes_up_to_its_limit_and_survives_a_broken_index() -> None:
+    assert judge("NP303", b.document(residual=(b.residual(massive=(b.massive(100.0),)),))) == ((), ())
+    lost = b.massive(900.0).model_copy(update={"first": 9})
+    (found,), _ = judge("NP303", b.document(residual=(b.residual(massive=(lost,)),)))
+    assert found.where == "blocks"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "abs_max", "severity", "words"),
+    [
+        ("float16", 40000.0, "warning", "less than a factor of two is left"),
+        ("float16", 65505.0, "error", "the sum overflows"),
+        ("float16", INF, "error", "the sum overflows"),
+        ("torch.bfloat16", 40000.0, "warning", "less than a factor of two would be left"),
+        ("bfloat16", 1e5, "warning", "do not run it in float16, where it would overflow"),
+        ("float32", 95991.0, "warning", "in float32: do not run it in float16"),
+    ],
+)
+def test_np304_is_as_severe_as_its_consequence_today(
+    dtype: str, abs_max: float, severity: str, words: str
+) -> None:
+    data = b.document(residual=(b.residual(b.state(0), b.state(1, abs_max), dtype=dtype),))
+    (found,), _ = judge("NP304", data)
+    assert (found.where, found.severity.value, found.value) == ("blocks.1", severity, abs_max)
+    assert words in found.message
+    assert "channel 5" in found.message
+
+
+@pytest.mark.parametrize("abs_max", [800.0, 12000.0, 32752.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_np304_passes_with_a_factor_of_two_left(abs_max: float, dtype: str) -> None:
+    assert judge("NP304", b.document(residual=(b.residual(b.state(0, abs_max), dtype=dtype),))) == ((), ())
+
+
+def test_np304_names_the_first_add_that_is_lost_and_lists_every_other() -> None:
+    states = [b.state(0), b.state(1, 47996.0), b.state(2, 95991.0), b.state(3, INF, finite=False), b.state(4)]
+    (found,), _ = judge("NP304", b.document(residual=(b.residual(*states, dtype="float16"),)))
+    assert (found.where, found.places) == ("blocks.2", ("blocks.1", "blocks.2", "blocks.3"))
+
+
+def test_np304_believes_the_finite_flag_over_the_number() -> None:
+    (found,), _ = judge(
+        "NP304", b.document(residual=(b.residual(b.state(0, 3.0, finite=False), dtype="half"),))
+    )
+    assert found.severity.value == "error"
+    assert "the stream is not finite after this write" in found.message
+
+
+def test_np304_says_that_a_stream_has_no_states() -> None:
+    empty = b.residual().model_copy(update={"states": ()})
+    assert judge("NP304", b.document(residual=(empty,)))[1][0].what == "NP304 half-headroom at blocks"
+
+
+def test_np401_names_the_worst_head_and_all_sites() -> None:
+    sites = tuple(b.site(f"blocks.{i}.attn") for i in range(3))
+    measured = (
+        b.logits(10.0, 60.0, path="blocks.0.attn", bound=70.0),
+        b.logits(50.0, 50.0, path="blocks.1.attn", bound=50.0),
+        b.logits(71.0, 64.0, path="blocks.2.attn", bound=80.0, dtype="bfloat16"),
+    )
+    data = b.document(attention=sites).model_copy(update={"measurements": Measurements(attention=measured)})
+    (found,), skipped = judge("NP401", data)
+    assert skipped == ()
+    assert (found.where, found.value, found.limit) == ("blocks.2.attn", 71.0, 50.0)
+    assert found.places == ("blocks.0.attn", "blocks.2.attn")
+    assert found.severity.value == "warning"
+    assert found.message == (
+        "logits reach 71 in head 0, where neighbouring bfloat16 numbers are 0.5 apart; "
+        "2 of 3 attention sites exceed the limit"
+    )
+
+
+def measured(site: Any, *heads: Any) -> ReportData:
+    return b.document(attention=(site,)).model_copy(update={"measurements": Measurements(attention=heads)})
+
+
+def test_np401_notes_a_bound_that_alone_exceeds_the_limit() -> None:
+    (found,), _ = judge("NP401", measured(b.site(), b.logits(20.0, 30.0, bound=90.0)))
+    assert (found.severity.value, found.value) == ("note", 90.0)
+    assert found.message == (
+        "logits of up to 90 cannot be ruled out, though 64 sampled rows reach 30 at most; "
+        "1 of 1 sites have such a bound"
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "heads"),
+    [
+        (b.site(), b.logits(20.0, bound=90.0, exact=True)),  # every row was looked at
+        (b.site(softcap=50.0), b.logits(49.0, bound=900.0)),  # the cap bounds it
+        (b.site(), b.logits(-900.0, bound=50.0)),
+    ],
+)
+def test_np401_passes_what_is_bounded(site: Any, heads: Any) -> None:
+    assert judge("NP401", measured(site, heads)) == ((), ())
+
+
+def test_np401_is_not_silent_about_a_broken_bound_or_an_unmeasured_site() -> None:
+    (found,), _ = judge("NP401", measured(b.site(softcap=50.0), b.logits(3.0, bound=NAN)))
+    assert found.severity.value == "note"
+    found_too, skipped = judge("NP401", measured(b.site("other"), b.logits(3.0)))
+    assert found_too == ()
+    assert [row.what for row in skipped] == ["NP401 unresolved-logits at other"]
+
+
+def test_np401_ranks_what_is_not_finite_above_every_number() -> None:
+    (found,), _ = judge("NP401", measured(b.site(), b.logits(1e9, NAN, 3.0)))
+    assert isinstance(found.value, float)
+    assert math.isnan(found.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "where", "kinds"),
+    [
+        ({"output_finite": False}, ".", "outputs"),
+        (
+            {"output_finite": False, "first_non_finite": "blocks.1.fc#aten.mm:0"},
+            "blocks.1.fc#aten.mm:0",
+            "outputs",
+        ),
+        (
+            {"output_finite": True, "residual": (b.residual(b.state(0), b.state(1, finite=False)),)},
+            "blocks.1",
+            "stream blocks",
+        ),
+        (
+            {"output_finite": True, "residual": (b.residual(b.state(0, rms=NAN)),)},
+            "blocks.0",
+            "stream blocks",
+        ),
+        ({"output_finite": True, "gradients": b.gradients(value=INF)}, ".", "loss"),
+        ({"output_finite": True, "gradients": b.gradients(NAN)}, "blocks.0", "gradients in stream blocks"),
+    ],
+)
+def test_np504_finds_what_is_not_finite(parts: dict[str, Any], where: str, kinds: str) -> None:
+    (found,), skipped = judge("NP504", b.document(level="backward", **parts))
+    assert skipped == ()
+    assert (found.where, found.severity.value) == (where, "error")
+    assert found.message == f"not finite from here on: {kinds}"
+
+
+def test_np504_passes_an_infinity_that_went_nowhere() -> None:
+    """A mask filled with -inf is the first operation that is not finite, in a model that is."""
+    data = b.document(output_finite=True, first_non_finite="attn#aten.masked_fill:0", gradients=b.gradients())
+    assert judge("NP504", data) == ((), ())
+
+
+def test_np504_says_that_the_outputs_were_not_looked_at() -> None:
+    _, skipped = judge("NP504", b.document(output_finite=None, first_non_finite="a#op:0"))
+    assert skipped[0].why == "the outputs were not looked at; a#op:0 gave a value that is not finite"

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from normprobe import checks
+from normprobe.cli.app import app
+from normprobe.version import __version__
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_rules_lists_every_check() -> None:
+    result = run("rules")
+    assert result.exit_code == 0
+    for check in checks.ALL:
+        assert check.code in result.stdout
+        assert check.name in result.stdout
+
+
+def test_rules_as_json_is_nothing_but_json() -> None:
+    listed = json.loads(run("rules", "--format", "json").stdout)
+    assert [rule["code"] for rule in listed] == [check.code for check in checks.ALL]
+
+
+@pytest.mark.parametrize("word", ["NP201", "np201", "201", "missing-final-norm"])
+def test_explain_takes_code_number_and_name(word: str) -> None:
+    result = run("explain", word)
+    assert result.exit_code == 0
+    assert "NP201 missing-final-norm" in result.stdout
+    assert "Why it matters" in result.stdout
+
+
+@pytest.mark.parametrize("word", ["NP999", "missing-final-nrm", "", "[bold]"])
+def test_an_unknown_check_is_refused(word: str) -> None:
+    result = run("explain", word)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    if word == "missing-final-nrm":
+        assert "NP201 missing-final-norm" in result.stderr
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"normprobe {__version__}\n")

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from normprobe.records import (
+    Anatomy,
+    BranchScale,
+    Finding,
+    Head,
+    QKNorm,
+    Reparametrization,
+    Severity,
+    Skipped,
+)
+from normprobe.report.facts import attention_facts, norm_kinds
+from normprobe.report.groups import finding_groups, skipped_groups
+from normprobe.report.overview import leftover_facts, owner, stream_facts, stream_lines
+from tests.report import examples
+from tests.report.builders import norm, norms_of, site, stream
+
+
+def test_a_stream_in_short_facts() -> None:
+    anatomy = examples.clean().anatomy
+    assert stream_lines(anatomy, anatomy.streams[0]) == [
+        ["pre-norm", "30 blocks, 60 branches (30 attention, 30 MLP)", "width 576"],
+        ["RMSNorm eps 1e-05", "final norm model.norm"],
+        ["attention 9 heads (3 kv) × 64, scale 0.125, no QK-Norm"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("needs", "final", "reason", "text"),
+    [
+        (True, "norm", "", "final norm norm"),
+        (True, None, "", "NO final norm"),
+        (False, None, "pooled", "needs no final norm (pooled)"),
+        (None, None, "no head", "final norm not decided (no head)"),
+    ],
+)
+def test_the_final_norm_is_named_or_its_absence_explained(
+    needs: bool | None, final: str | None, reason: str, text: str
+) -> None:
+    one = stream("h", 2, final=final, needs=needs, final_norm_reason=reason)
+    assert text in stream_facts(Anatomy(streams=(one,)), one)
+
+
+def test_mixed_placement_is_counted() -> None:
+    one = stream("h", 2, placement="pre")
+    mixed = one.branches[0].model_copy(update={"placement": "none"})
+    one = one.model_copy(update={"placement": "mixed", "branches": (mixed, *one.branches[1:])})
+    assert "mixed placement (3 pre, 1 none)" in stream_facts(Anatomy(streams=(one,)), one)
+
+
+def test_scales_other_than_one_are_said() -> None:
+    one = stream("h", 1, input_multiplier=None)
+    scales = (BranchScale(kind="constant", value=0.22), BranchScale(kind="gate"))
+    branches = tuple(
+        branch.model_copy(update={"branch_scale": scale, "skip_scale": skip})
+        for branch, scale, skip in zip(one.branches, scales, (1.5, None), strict=True)
+    )
+    one = one.model_copy(update={"branches": branches})
+    facts = stream_facts(Anatomy(streams=(one,)), one)
+    assert "stream input × a factor that is not constant" in facts
+    assert "skip scale 1.5, not constant" in facts
+    assert "branch scale 0.22, gated" in facts
+
+
+def test_different_norms_are_counted() -> None:
+    norms = [norm("a", eps=1e-6), norm("b", eps=1e-6), norm("c", kind="layernorm", eps=1e-5)]
+    assert norm_kinds(norms) == ["2 × RMSNorm eps 1e-06 + 1 × LayerNorm eps 1e-05"]
+    assert norm_kinds([norm("a", eps_placement="outside_sqrt")]) == ["RMSNorm eps 1e-05 outside the root"]
+    assert norm_kinds([norm("a", kind="groupnorm", groups=1)]) == ["GroupNorm 1 group eps 1e-05"]
+    assert norm_kinds([norm("a", kind="batchnorm", frozen=True)]) == ["frozen BatchNorm eps 1e-05"]
+    assert norm_kinds([]) == []
+
+
+def test_attention_layouts() -> None:
+    both = QKNorm(kind="rmsnorm", axis="full", query="q", key="k", rope="after")
+    assert attention_facts([site("a", qk_norm=both, softcap=50.0, sinks=True)]) == [
+        "attention 9 heads (3 kv) × 64, scale 0.125, QK-Norm RMSNorm over all heads after rotary, "
+        "soft-capped at 50, sinks"
+    ]
+    lone = QKNorm(kind="l2norm", axis="unknown", query="q")
+    assert "QK-Norm L2Norm on an unknown axis on q only" in attention_facts([site("a", qk_norm=lone)])[0]
+    windows = [site("a", window=64), site("b"), site("c")]
+    assert attention_facts(windows)[0].endswith("window 64 at 1 of 3")
+    learned = site("a", scale=None, scale_parameter="tau")
+    assert "scale not constant (tau)" in attention_facts([learned])[0]
+
+
+def test_a_site_belongs_to_the_closest_block() -> None:
+    outer, inner = stream("net", 2), stream("net.1.inner", 2)
+    anatomy = Anatomy(streams=(outer, inner))
+    assert owner(anatomy, "net.1.attn") is anatomy.streams[0]
+    assert owner(anatomy, "net.1.inner.0.attn") is anatomy.streams[1]
+    assert owner(anatomy, "net.11.attn") is None
+
+
+def test_what_lies_off_the_streams_is_not_lost() -> None:
+    one = stream("h", 1)
+    anatomy = Anatomy(
+        streams=(one,),
+        norms=(*norms_of(one), norm("extra", "inner"), norm("spare", "unused")),
+        attention=(site("pooler"),),
+        reparametrizations=(Reparametrization(path="w", kind="weight_norm"),),
+        head=Head(path="lm_head", tied_to="embed.weight", logit_multiplier=0.5, softcap=30.0),
+    )
+    assert leftover_facts(anatomy) == [
+        "2 norms off the streams (1 inner, 1 unused)",
+        "attention 9 heads (3 kv) × 64, scale 0.125, no QK-Norm (off the streams)",
+        "computed weights: 1 weight norm",
+        "head lm_head, tied to embed.weight",
+        "logits × 0.5",
+        "logits soft-capped at 30",
+    ]
+
+
+def finding(code: str, value: float | str | None, where: str = "m", **more: object) -> Finding:
+    fields = {"code": code, "name": "n", "severity": Severity.ERROR, "message": "m", "source": "choice"}
+    return Finding.model_validate({**fields, "value": value, "where": where, **more})
+
+
+def test_groups_keep_every_place_once_and_the_range_of_values() -> None:
+    found = [finding("NP100", 3.0, "b"), finding("NP100", 1.0, "a", places=("a", "b", "c"))]
+    (group,) = finding_groups(found)
+    assert group.places == ("b", "a", "c")
+    assert group.evidence == ["measured 1 to 3", "source: choice"]
+    assert group.others == 0
+
+
+def test_a_value_that_is_not_finite_stays_visible_in_a_group() -> None:
+    (group,) = finding_groups([finding("NP100", math.nan), finding("NP100", 1.0), finding("NP100", math.inf)])
+    assert group.evidence[0] == "measured 1 to ∞, 1 × nan"
+    (group,) = finding_groups([finding("NP100", math.nan)])
+    assert group.evidence[0] == "measured nan"
+
+
+def test_the_same_code_with_another_severity_is_another_group() -> None:
+    note = finding("NP100", 1.0, severity=Severity.NOTE)
+    groups = finding_groups([note, finding("NP200", 1.0), finding("NP100", 1.0)])
+    assert [(group.severity.value, group.first.code) for group in groups] == [
+        ("error", "NP100"),
+        ("error", "NP200"),
+        ("note", "NP100"),
+    ]
+
+
+def test_skips_with_one_reason_share_a_line() -> None:
+    skipped = [Skipped(what="a", why="x"), Skipped(what="b", why="y"), Skipped(what="c", why="x")]
+    assert skipped_groups(skipped) == [(("a", "c"), "x"), (("b",), "y")]

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normprobe.errors import TargetError
+from normprobe.targets import resolve
+from tests.targets import checkpoints
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ASK = """
+import json, sys
+from normprobe.errors import TargetError
+from normprobe.targets import TargetOptions, resolve
+
+for name, options in json.loads(sys.argv[1]):
+    try:
+        loaded = resolve(name, TargetOptions(**options))
+        state = {key: float(value.double().sum()) for key, value in loaded.model.state_dict().items()}
+        answer = {"target": loaded.target.to_dict() if hasattr(loaded.target, "to_dict") else
+                  loaded.target.model_dump(by_alias=True), "notes": loaded.notes, "sums": state}
+    except TargetError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+"""
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """Answers `/REPO/resolve/REVISION/FILE` from a folder, as the hub does, and nothing else."""
+
+    folder: Path
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        content = self._answer()
+        if content is not None:
+            self.wfile.write(content)
+
+    def _answer(self) -> bytes | None:
+        repo, _, rest = self.path.strip("/").partition("/resolve/")
+        revision, _, file = rest.partition("/")
+        path = self.folder / repo / file
+        missing = (
+            "RepoNotFound"
+            if not (self.folder / repo).is_dir()
+            else "RevisionNotFound"
+            if revision not in ("main", COMMIT)
+            else "EntryNotFound"
+            if not path.is_file()
+            else None
+        )
+        content = b"" if missing else path.read_bytes()
+        self.send_response(404 if missing else 200)
+        if missing:
+            self.send_header("X-Error-Code", missing)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        return None if missing else content
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a stand-in hub and the folder of its repositories."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    handler = type("Hub", (_Hub,), {"folder": folder})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", folder
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def ask(
+    home: Path, endpoint: str, offline: bool, *questions: tuple[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The answers of a fresh process, whose hub is `endpoint` and whose cache is in `home`."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
+    environment = {key: value for key, value in os.environ.items() if key != "TRANSFORMERS_OFFLINE"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(questions)],
+        env={**environment, **settings, "HF_HUB_DISABLE_XET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_stand_in_hub_then_cache_then_nothing(hub: tuple[str, Path], tmp_path: Path) -> None:
+    endpoint, folder = hub
+    one = checkpoints.gpt2(folder / "someone" / "tiny")
+    checkpoints.tokenizer_file(folder / "someone" / "tiny")
+    many = checkpoints.gpt2(folder / "someone" / "shards", shard="8KB")
+    checkpoints.config_file(folder / "someone" / "bare")
+    code = {"auto_map": {"AutoModel": "own.OwnModel"}}
+    checkpoints.config_file(folder / "someone" / "code", **code)
+    (folder / "someone" / "empty").mkdir()
+    home = tmp_path / "home"
+    tiny, shards, bare, config, code_error, empty, gone, revision = ask(
+        home,
+        endpoint,
+        False,
+        ("someone/tiny", {}),
+        ("someone/shards", {"revision": COMMIT}),
+        ("someone/bare", {}),
+        ("someone/bare", {"config_only": True}),
+        ("someone/code", {}),
+        ("someone/empty", {}),
+        ("someone/llama-gone", {}),
+        ("someone/tiny", {"revision": "v9"}),
+    )
+    for answer, saved in ((tiny, one), (shards, many)):
+        assert answer["sums"] == {key: float(v.double().sum()) for key, v in saved.state_dict().items()}
+        assert (answer["target"]["source"], answer["target"]["revision"]) == ("hub", COMMIT)
+    assert tiny["target"]["inputs"] == "bundled sample text, 32 tokens"
+    assert "no weights in the hub repository" in bare["error"]
+    assert "random weights (seed 0)" in config["notes"]
+    assert "--trust-remote-code" in code_error["error"]
+    assert "no config.json" in empty["error"]
+    assert endpoint in gone["error"] and "--config-only llama" in gone["error"]
+    assert "no revision 'v9'" in revision["error"]
+
+    dead = "http://127.0.0.1:9"
+    for offline in (False, True):
+        cached, unknown = ask(home, dead, offline, ("someone/tiny", {}), ("gpt2", {}))
+        assert cached["sums"] == tiny["sums"]
+        assert any("hub not reached" in note for note in cached["notes"])
+        assert "no file or folder of that name" in unknown["error"]
+        assert "not in the hub's local cache" in unknown["error"]
+        assert ("offline mode is on" if offline else dead) in unknown["error"]
+        assert "--config-only gpt2" in unknown["error"]
+
+
+def test_offline_error_comes_at_once() -> None:
+    with pytest.raises(TargetError, match=r"(?s)someone/none: not found.*offline mode is on"):
+        resolve("someone/none")
