@@ -12,7 +12,7 @@ from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
 
 def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> AttentionSite:
     """Everything that the data flow tells about one attention operation."""
-    query, key, value = (trace_side(flow, v) for v in (op.query, _untransposed_key(op), op.value))
+    query, key, value = (trace_side(flow, v) for v in (op.query, op.key, op.value))
     shape = flow.shape(op.query)
     heads = _heads(flow, op, query)
     names: tuple[tuple[Literal["q", "k", "v"], int, Side], ...] = (
@@ -44,10 +44,6 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> Attent
     )
 
 
-def _untransposed_key(op: AttentionOp) -> int:
-    return op.key
-
-
 def _operand_heads(flow: Flow, operand: int, heads: int) -> int:
     """Heads in the operand itself: grouped kernels take fewer keys than queries."""
     shape = flow.shape(operand)
@@ -59,8 +55,8 @@ def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
     shape = flow.shape(op.query)
     if len(shape) == 4:
         return shape[1]
-    for step in query.moves:
-        source = flow.shape(step.inputs[0]) if step is not None else ()
+    for step, _ in query.moves:
+        source = flow.shape(step.inputs[0])
         if len(source) == 4:
             return source[1] if source[0] * source[1] == shape[0] else source[2]
     return 1

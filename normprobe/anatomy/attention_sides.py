@@ -32,7 +32,7 @@ class Side:
     mixed: bool = False
     norm_after_mix: bool = False
     projection: Step | None = None
-    moves: list[Step | None] = field(default_factory=list)  # from operand to projection; None where shape is kept
+    moves: list[tuple[Step, int]] = field(default_factory=list)  # views from operand to projection, which output
 
 
 def trace_side(flow: Flow, value: int) -> Side:
@@ -55,18 +55,18 @@ def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
     """Go one step back; None where the way ends."""
     if step.role is Role.NORM and side.norm is None:
         side.norm, side.norm_after_mix = step, not side.mixed
-        side.moves.append(None)
         return step.inputs[0]
     if step.role is Role.MOVE and len(step.inputs) == 1:
-        side.moves.append(step)
+        side.moves.append((step, step.outputs.index(value)))
         return step.inputs[0]
     if step.role in (Role.SCALE, Role.SHIFT) and len(step.inputs) == 1:
         return _scale(flow, step, side)
     if step.role in _MIXING:
-        origin = _single_origin(flow, value)
+        origin, norms = _single_origin(flow, value)
         if origin is not None and flow.shape(origin) == flow.shape(value):
-            side.mixed = True
-            side.moves.append(None)
+            if norms and side.norm is None:  # heads split apart, normed one by one, put together again
+                side.norm, side.norm_after_mix = norms[-1], not side.mixed
+            side.mixed = side.mixed or not norms
             return origin
     return None
 
@@ -86,30 +86,28 @@ def _unit_scale(flow: Flow, step: Step) -> bool:
     return any(flow.levels.of[v] == 1 for v in step.statics)
 
 
-def _single_origin(flow: Flow, value: int) -> int | None:
-    """The nearest earlier value that all ways into `value` pass, over mixing steps only; None where there is none."""
-    order: list[int] = []
+def _single_origin(flow: Flow, value: int) -> tuple[int | None, list[Step]]:
+    """The nearest earlier value that all ways into `value` pass, over mixing steps and norms only (those are given
+    too, the first in time last); None where there is none."""
+    done: set[int] = set()
+    norms: list[Step] = []
     for current, step in backward(flow, value, lambda step, v: False):
-        if step is None or len(order) > 64:
-            return None
-        pending = _pending(flow, order, current)
-        if order and not pending:
-            return current
-        if step.role in WEIGHTY or step.role is Role.NORM:
-            return None
-        order.append(current)
-    return None
+        if step is None or len(done) > 64:
+            return None, norms
+        if done and not _pending(flow, done, current):
+            return current, norms
+        if step.role in WEIGHTY:
+            return None, norms
+        if step.role is Role.NORM:
+            norms.append(step)
+        done.add(current)
+    return None, norms
 
 
-def _pending(flow: Flow, done: list[int], current: int) -> bool:
+def _pending(flow: Flow, done: set[int], current: int) -> bool:
     """Whether values read by the done ones remain besides `current`."""
-    done_set = set(done)
-    for value in done:
-        step = flow.made_by(value)
-        for source in step.inputs if step is not None else ():
-            if source not in done_set and source != current:
-                return True
-    return False
+    makers = [flow.made_by(value) for value in done]
+    return any(v not in done and v != current for m in makers if m is not None for v in m.inputs)
 
 
 def head_rows(flow: Flow, value: int, side: Side, heads: int) -> HeadRows | None:
@@ -123,12 +121,11 @@ def head_rows(flow: Flow, value: int, side: Side, heads: int) -> HeadRows | None
     name, axis = weight
     output = flow.shape(projection.outputs[0])
     index = torch.arange(output[-1]).expand(output).contiguous()
-    for step in reversed(side.moves):
-        if step is not None:
-            moved = _replay(step.node, index)
-            if moved is None:
-                return None
-            index = moved
+    for step, place in reversed(side.moves):
+        moved = _replay(step.node, index, place)
+        if moved is None:
+            return None
+        index = moved
     if index.shape != flow.shape(value):
         return None
     return _rows(index, name, axis, heads)
@@ -155,14 +152,16 @@ def _ranges(rows: list[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _replay(node: Node, tensor: Tensor) -> Tensor | None:
+def _replay(node: Node, tensor: Tensor, index: int) -> Tensor | None:
     """Run a recorded view on another tensor; None where it needs more than that one tensor."""
     if node.function is None or sum(isinstance(a, Ref) for a in pytree.tree_leaves((node.args, node.kwargs))) != 1:
         return None
     swap: Any = pytree.tree_map_only(Ref, lambda _: tensor, (node.args, node.kwargs))
     swap[1].pop("dtype", None)
-    output = node.function(*swap[0], **swap[1])
-    return output if isinstance(output, Tensor) else None
+    function = torch.ops.aten.reshape.default if base(node.op) == "aten.view" else node.function
+    output = function(*swap[0], **swap[1])
+    made = output if isinstance(output, (tuple, list)) else [output]
+    return made[index] if isinstance(made[index], Tensor) else None
 
 
 def _weight(flow: Flow, projection: Step) -> tuple[str, int] | None:

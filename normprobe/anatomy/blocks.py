@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-_CHANNEL_MIXERS = frozenset({"mlp", "moe"})
-
-
 @dataclass(frozen=True)
 class Located:
-    """A branch for naming: module where the add runs, its kind, and the modules whose weights it uses."""
+    """A branch for naming: module where the add runs, whether it mixes tokens or channels, and the modules whose weights it uses."""
 
     path: str
-    kind: str
+    family: str
     modules: tuple[str, ...]
 
 
@@ -73,6 +70,6 @@ def _at(anchor: str, level: int, otherwise: str) -> str:
 def _regular(names: Sequence[str], branches: Sequence[Located]) -> bool:
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for name, branch in zip(names, branches, strict=True):
-        kinds[name].append("channels" if branch.kind in _CHANNEL_MIXERS else "tokens")
+        kinds[name].append(branch.family)
     sequences = list(kinds.values())
     return len(sequences) > 1 and all(sequence == sequences[0] for sequence in sequences)

@@ -12,7 +12,7 @@ from normprobe.anatomy.adds import Part, Write
 from normprobe.anatomy.attention_ops import AttentionOp, op_site
 from normprobe.anatomy.blocks import Located, block_names
 from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.kinds import branch_kind
+from normprobe.anatomy.kinds import branch_kind, family
 from normprobe.anatomy.placement import Norms, branch_norms, placement
 from normprobe.records import Branch, NormSite
 from normprobe.records.anatomy import BranchKind
@@ -48,21 +48,23 @@ def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionO
 
 
 def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple[Part, BranchKind]]:
-    """Branches of different kinds that merge before the add are parallel; of the same kind they are one branch."""
-    kinds = [branch_kind(flow, part, attention) for part in write.parts]
-    if len(set(kinds)) == len(kinds):
+    """Branches of different kinds that merge before the add are parallel; of one kind they are one branch (routed and
+    shared experts, a dense MLP beside its experts)."""
+    kinds = [branch_kind(flow, part, attention, write.source) for part in write.parts]
+    families = [family(k) if family(k) == "channels" else k for k in kinds]
+    if len(set(families)) == len(families):
         return list(zip(write.parts, kinds, strict=True))
-    return [(write.whole, branch_kind(flow, write.whole, attention))]
+    return [(write.whole, branch_kind(flow, write.whole, attention, write.source))]
 
 
 def _posts(norms: list[list[Norms]]) -> list[bool]:
     """Which sums are normed as part of the stream. The norm behind the last sum could be the final norm: it belongs
     to the stream if most other sums are normed, or, of a single write, if its branch has no norm of its own."""
-    on_sum = [all(n.on_sum is not None for n in group) for group in norms]
+    on_sum = [all(n.on_sum for n in group) for group in norms]
     if len(on_sum) > 1:
         on_sum[-1] = on_sum[-1] and 2 * sum(on_sum[:-1]) > len(on_sum) - 1
     elif on_sum:
-        on_sum[0] = on_sum[0] and all(n.before is None and n.behind is None for n in norms[0])
+        on_sum[0] = on_sum[0] and not any(n.before or n.behind for n in norms[0])
     return on_sum
 
 
@@ -94,7 +96,7 @@ def branch_records(
 def _located(flow: Flow, reading: Reading) -> Located:
     steps = [flow.steps[i] for i in sorted(reading.part.region)]
     modules = tuple(dict.fromkeys(flow.path(s) for s in steps if s.parameters))
-    return Located(flow.path(reading.write.step), reading.kind, modules)
+    return Located(flow.path(reading.write.step), family(reading.kind), modules)
 
 
 def _record(
@@ -107,9 +109,9 @@ def _record(
         kind=reading.kind,
         placement=placement(around, reading.post, write.skip_scale),
         parallel=reading.parallel,
-        pre_norm=_path(around.before, norms),
-        output_norm=_path(around.behind, norms),
-        post_norm=_path(around.on_sum, norms) if reading.post else None,
+        pre_norm=norm_path(around.before, norms),
+        output_norm=norm_path(around.behind, norms),
+        post_norm=norm_path(around.on_sum, norms) if reading.post else None,
         readers=weights.readers(flow, write, part),
         writers=weights.writers(flow, part),
         parameters=weights.parameters(flow, part),
@@ -120,5 +122,7 @@ def _record(
     )
 
 
-def _path(step: Step | None, norms: Sequence[NormSite]) -> str | None:
-    return None if step is None or step.group is None else norms[step.group.norm].path
+def norm_path(steps: Sequence[Step], norms: Sequence[NormSite]) -> str | None:
+    """The path of the first of some norm steps; None where there is none."""
+    group = steps[0].group if steps else None
+    return None if group is None else norms[group.norm].path

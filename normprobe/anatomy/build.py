@@ -20,6 +20,7 @@ from normprobe.anatomy.norm_sites import find_module_norms, find_unused_norms
 from normprobe.anatomy.ops import Role
 from normprobe.anatomy.readout import HeadWay, read_head, steps_behind
 from normprobe.anatomy.roles import with_roles
+from normprobe.anatomy.statics import Statics
 from normprobe.anatomy.streams import read_stream
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, NormSite, Skipped, Stream
@@ -38,11 +39,12 @@ class Reading:
 def read(model: nn.Module, trace: Trace) -> Reading:
     """Derive the Anatomy from a recorded forward of `model`; copies of its norms are run, the model itself is not."""
     levels = Levels(trace)
+    statics = Statics(model, trace)
     candidates = Candidates(trace, levels)
     found = find_module_norms(model, trace, candidates)
     wholes = _attention_groups(trace, candidates)
-    find_inline_norms(model, build_flow(trace, levels, [*found.groups, *wholes]), found)
-    flow = build_flow(trace, levels, [*found.groups, *wholes])
+    find_inline_norms(model, build_flow(trace, levels, statics, [*found.groups, *wholes]), found)
+    flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     norms = list(found.sites)
     attention = find_attention(flow)
     streams = _streams(flow, model, norms, attention)

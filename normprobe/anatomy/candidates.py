@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.levels import Levels
@@ -35,12 +36,12 @@ class Candidates:
         return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None)
 
     def main_input(self, call: Call) -> int | None:
-        """The first signal argument shaped like the output."""
+        """The first signal argument shaped like the output, or with as many elements."""
         shape = self.trace.values[call.outputs[0]].shape
-        for value in call.inputs:
-            if self.levels.signal(value) and self.trace.values[value].shape == shape:
-                return value
-        return None
+        signals = [v for v in call.inputs if self.levels.signal(v)]
+        alike = [v for v in signals if self.trace.values[v].shape == shape]
+        sized = [v for v in signals if torch.Size(self.trace.values[v].shape).numel() == torch.Size(shape).numel()]
+        return next(iter(alike or sized), None)
 
     def signature(self, call: Call) -> Any:
         """Equal for two calls only if the same operations ran with the same constants on the same shapes."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from normprobe.anatomy.levels import Levels
 from normprobe.anatomy.ops import Role, base, classify
+from normprobe.anatomy.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
 
 _ACCUMULATING = frozenset({"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm"})
@@ -49,6 +50,7 @@ class Flow:
 
     trace: Trace
     levels: Levels
+    statics: Statics
     steps: list[Step] = field(default_factory=list)
     producer: dict[int, int] = field(default_factory=dict)
     consumers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -75,9 +77,9 @@ class Flow:
         return self.trace.calls[step.call].path
 
 
-def build(trace: Trace, levels: Levels, groups: Sequence[Group]) -> Flow:
+def build(trace: Trace, levels: Levels, statics: Statics, groups: Sequence[Group]) -> Flow:
     """The flow of `trace` with the nodes of each group drawn together."""
-    flow = Flow(trace, levels)
+    flow = Flow(trace, levels, statics)
     member = {node: group for group in groups for node in group.nodes}
     last = {max(group.nodes): group for group in groups if group.nodes}
     for node in trace.nodes:

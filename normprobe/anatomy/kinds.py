@@ -1,43 +1,83 @@
-"""What a branch computes, told by the operations inside it."""
+"""What a branch computes, told by how it mixes tokens.
+
+An MLP acts on every token alone. Attention weighs tokens by a softmax; a scan carries a state along them (seen as a
+cumulative sum, or as a loop that reads the positions one by one); a convolution mixes neighbours.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from normprobe.anatomy.adds import Part
 from normprobe.anatomy.attention_ops import AttentionOp
-from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import WEIGHTY, Role, base
+from normprobe.anatomy.walk import argument_value
 from normprobe.records.anatomy import BranchKind
 
-_ROUTING = frozenset({"aten.topk", "aten.sort", "aten._grouped_mm"})
-_SCANS = frozenset({"aten.cumsum", "aten.cumprod"})
+CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
+_ROUTING = frozenset({"aten.topk", "aten._grouped_mm"})
+_SCANS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp"})
 _RECURRENT = ("lstm", "gru", "rnn")
+_LOOP = 5  # positions read one by one that make a loop
 
 
-def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp]) -> BranchKind:
-    """Attention where an attention operation is inside (cross-attention where its keys are not computed from the
-    branch's own read), then routed experts, scans, recurrences, convolutions; else an MLP if it is made of products."""
+def family(kind: BranchKind) -> str:
+    """"channels" for what acts on every token alone, else "tokens"."""
+    return "channels" if kind in CHANNEL_MIXERS else "tokens"
+
+
+def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: int) -> BranchKind:
+    """The kind of a branch that reads the stream at value `source`."""
     inside = [op for op in attention if op.step.id in part.region]
     if inside:
-        own = any(_computed_inside(flow, op.key, part) for op in inside)
+        own = any(flow.producer.get(op.key, -1) in part.region for op in inside)
         return "attention" if own else "cross_attention"
     steps = [flow.steps[i] for i in sorted(part.region)]
     names = {base(s.node.op) for s in steps}
-    weighty = [s for s in steps if s.role in WEIGHTY]
     if names & _ROUTING:
         return "moe"
     if any(word in name for name in names for word in _RECURRENT):
         return "recurrent"
-    if names & _SCANS:
-        return "ssm"
-    weighted = [s for s in weighty if s.parameters]
-    if weighted and all("convolution" in s.node.op for s in weighted):
+    convolves = any(_mixes_neighbours(flow, s) for s in steps)
+    products = any(s.role is Role.MATMUL and not s.parameters for s in steps)
+    if names & _SCANS or _loops(flow, steps):
+        return "ssm" if convolves else "linear_attention" if products else "recurrent"
+    weighted = [s for s in steps if s.role in WEIGHTY and s.parameters]
+    if convolves or (weighted and all("convolution" in s.node.op for s in weighted)):
         return "conv"
-    if any(s.role is Role.MATMUL and not s.parameters for s in weighty):
+    if products:
         return "linear_attention"
-    if any(s.role is Role.MATMUL for s in weighty):
-        return "mlp"
-    return "other"
+    if _reads_elsewhere(flow, part, source) or not any(s.role is Role.MATMUL for s in weighted):
+        return "other"
+    return "mlp"
 
 
-def _computed_inside(flow: Flow, value: int, part: Part) -> bool:
-    return flow.producer.get(value, -1) in part.region
+def _mixes_neighbours(flow: Flow, step: Step) -> bool:
+    """Whether a step is a convolution whose kernel is wider than one position."""
+    if "convolution" not in step.node.op:
+        return False
+    weight = argument_value(step.node.args[1])
+    return weight is not None and any(size > 1 for size in flow.shape(weight)[2:])
+
+
+def _loops(flow: Flow, steps: list[Step]) -> bool:
+    """Whether all positions of some value are read one by one, on an axis that is not the last."""
+    reads: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for step in steps:
+        if step.node.op != "aten.select.int" or not step.inputs:
+            continue
+        value, axis, position = step.inputs[0], int(step.node.args[1]), int(step.node.args[2])
+        shape = flow.shape(value)
+        if axis % len(shape) != len(shape) - 1:
+            reads[value, axis].add(position % shape[axis])
+    return any(len(found) >= _LOOP and len(found) == flow.shape(v)[axis] for (v, axis), found in reads.items())
+
+
+def _reads_elsewhere(flow: Flow, part: Part, source: int) -> bool:
+    """Whether a signal enters the branch that was not computed from its own read of the stream."""
+    for index in part.region:
+        for value in flow.steps[index].inputs:
+            if value != source and flow.producer.get(value, -1) not in part.region:
+                return True
+    return False

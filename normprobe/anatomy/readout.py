@@ -27,14 +27,14 @@ class Readout:
     """How a stream is read after its last write.
 
     Attributes:
-        direct: the norm that every reader on the way to the head is, without weights in between.
-        norm: the first norm that every way to the head passes, weights before it or not.
+        direct: `norm` where it is the only reader on the way to the head, without weights in between.
+        norm: the first norm that every way to the head passes, weights before it or not; empty if there is none.
         raw_way: the first reader of a way to the head, or into a branch of another stream, that passes no norm.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
     """
 
-    direct: Step | None
-    norm: Step | None
+    direct: tuple[Step, ...]
+    norm: tuple[Step, ...]
     raw_way: str | None
     raw_readers: tuple[str, ...]
 
@@ -44,11 +44,11 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     start = flow.producer.get(value, -1)
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
     raw_way = _way(flow, value, head, None)
-    norm = None
+    norm: tuple[Step, ...] = ()
     if raw_way is not None:
-        norm = next((n for n in norms if _way(flow, value, head, n) is None), None)
+        norm = tuple(n for n in norms if _way(flow, value, head, n) is None)[:1]
     readers = [s for s in first_readers(flow, value, None, _OPEN) if s.id in head.ancestors]
-    direct = norm if norm is not None and readers and all(s is norm for s in readers) else None
+    direct = norm if readers and all(s in norm for s in readers) else ()
     return Readout(direct, norm, raw_way, _elsewhere(flow, value, head.value, head.ancestors))
 
 

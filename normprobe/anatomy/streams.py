@@ -10,8 +10,8 @@ from torch import nn
 from normprobe.anatomy.adds import Write
 from normprobe.anatomy.attention_ops import AttentionOp
 from normprobe.anatomy.blocks import stream_name
-from normprobe.anatomy.branches import Reading, branch_records, read_branches
-from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.branches import Reading, branch_records, norm_path, read_branches
+from normprobe.anatomy.flow import Flow
 from normprobe.anatomy.ops import WEIGHTY, Role
 from normprobe.anatomy.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.walk import last_makers, light_chain
@@ -45,7 +45,7 @@ def read_stream(
     out = read_out(flow, _last_value(flow, readings), head)
     entry = list(light_chain(flow, chain[0].source))[-1]
     maker = flow.made_by(entry.value)
-    entry_step = maker if maker is not None and maker.role is Role.NORM else None
+    entry_norms = (maker,) if maker is not None and maker.role is Role.NORM else ()
     axis = _feature_axis(flow, readings)
     final, needed, reason = _final(out, branches, norms)
     return Stream(
@@ -54,7 +54,7 @@ def read_stream(
         depth=len(branches),
         placement=_summary(branches),
         parallel=any(b.parallel for b in branches),
-        entry_norm=_path(entry_step, norms),
+        entry_norm=norm_path(entry_norms, norms),
         final_norm=final,
         needs_final_norm=needed,
         final_norm_reason=reason,
@@ -68,8 +68,8 @@ def read_stream(
 def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
     """The stream behind its last write, and behind the norm on it where that belongs to the stream."""
     last = readings[-1]
-    if last.post and last.norms.on_sum is not None:
-        return last.norms.on_sum.outputs[0]
+    if last.post:
+        return last.norms.on_sum[0].outputs[0]
     return last.write.output
 
 
@@ -94,9 +94,9 @@ def _final(
     """Path of the final norm, whether one is needed, and why."""
     last = branches[-1]
     if last.placement in ("post", "deepnorm"):
-        return _path(out.direct, norms), False, "the last write is normed itself"
-    if out.norm is not None:
-        return _path(out.norm, norms), True, "found"
+        return norm_path(out.direct, norms), False, "the last write is normed itself"
+    if out.norm:
+        return norm_path(out.norm, norms), True, "found"
     if out.raw_way is None:
         return None, None, "the stream does not lead to the first output"
     if last.placement == "postact":
@@ -105,7 +105,3 @@ def _final(
     if not any(counts[p] for p in _GROWING):
         return None, False, "no norm acts on this stream"
     return None, True, f"read without a norm by {out.raw_way}"
-
-
-def _path(step: Step | None, norms: Sequence[NormSite]) -> str | None:
-    return None if step is None or step.group is None else norms[step.group.norm].path

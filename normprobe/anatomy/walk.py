@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.levels import Level
 from normprobe.anatomy.ops import LIGHT, Role, base
 from normprobe.capture.trace import Ref
 
@@ -34,17 +35,22 @@ def light_chain(flow: Flow, value: int) -> Iterator[Link]:
 
 
 def constant_factor(flow: Flow, step: Step) -> float | None:
-    """The number that a scale step multiplies by; None where it is a tensor whose value the trace does not hold."""
+    """The number that a scale step multiplies by (zeros of a mask apart); None where it is learned or not one number."""
     name = base(step.node.op)
     if name.startswith("aten.neg"):
         return -1.0
     if name.startswith("aten.add") and not step.statics:  # x + x
         return 2.0
-    numbers = [a for a in step.node.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
-    if step.statics or len(numbers) != 1:
+    numbers = [float(a) for a in step.node.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    for value in step.statics:
+        known = flow.statics.number(value) if flow.levels.of[value] is Level.STATIC else None
+        if known is None or flow.levels.parameters(value):
+            return None
+        numbers.append(known)
+    if len(numbers) != 1:
         return None
     if not name.startswith("aten.div"):
-        return float(numbers[0])
+        return numbers[0]
     return 1.0 / numbers[0] if numbers[0] else None
 
 

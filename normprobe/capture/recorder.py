@@ -179,7 +179,12 @@ class _Recorder:
     def _source(self, tensor: Tensor) -> int:
         known = self.sources.get(id(tensor))
         kind, name = known[1:] if known is not None and known[0] is tensor else ("constant", "")
-        return self._emit(kind, (), [tensor], name=name)
+        number = kind == "constant" and tensor.numel() == 1 and tensor.device.type == "cpu"
+        if not number:
+            return self._emit(kind, (), [tensor], name=name)
+        with _disable_current_modes():
+            refs = ((tensor.item(),), {})
+        return self._emit(kind, (), [tensor], refs)
 
     def _name_inputs(self, args: Any, kwargs: Any) -> None:
         for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:

@@ -35,7 +35,7 @@ class Face:
         Raises:
             InputError: no module of the model has a configuration.
         """
-        if type(model).forward is nn.Module.forward:
+        if getattr(model.forward, "__func__", None) is nn.Module.forward:
             raise InputError(f"{type(model).__name__}: it has no forward", hint="probe one of its parts")
         for module in model.modules():
             config = getattr(module, "config", None)

@@ -98,7 +98,7 @@ class ModuleSubject:
         """The smallest shape that the module accepts."""
         recorded = self._recorded.shape
         failure: Exception | None = None
-        for shape in dict.fromkeys((self._shortened(), (max(2, recorded[0]), *recorded[1:]), recorded)):
+        for shape in dict.fromkeys((*self._shortened(), (max(2, recorded[0]), *recorded[1:]), recorded)):
             for dtype in EXACT:
                 self.shape = shape
                 try:
@@ -116,16 +116,20 @@ class ModuleSubject:
             found=f"{type(failure).__name__}: {failure}",
         ) from failure
 
-    def _shortened(self) -> tuple[int, ...]:
+    def _shortened(self) -> list[tuple[int, ...]]:
+        """Shapes to try, smallest first: those axes are kept that agree with the size of a tensor."""
         recorded = self._recorded.shape
-        if len(recorded) < 2:
-            return recorded
+        rank = len(recorded)
+        if rank < 2:
+            return []
         sizes = {size for t in self._tensors.values() for size in (*t.shape, t.numel()) if size > 1}
-        keep = {axis for axis in range(1, len(recorded)) if recorded[axis] in sizes}
-        keep = keep or {len(recorded) - 1, *([1] if len(recorded) > 3 else [])}
-        short = [size if axis in keep else min(size, 4) or 2 for axis, size in enumerate(recorded)]
-        short[0] = 2 if len(recorded) > 2 else 4
-        return tuple(short)
+        agree = [axis for axis in range(1, rank) if recorded[axis] in sizes]
+        keeps = [{agree[-1]}, {agree[0]}, set(agree)] if agree else [{rank - 1, *([1] if rank > 3 else [])}]
+        rows = 2 if rank > 2 else 4
+        return [
+            (rows, *[n if axis in keep else min(n, 4) or 2 for axis, n in enumerate(recorded)][1:])
+            for keep in keeps
+        ]
 
     def _other(self, leaf: Any, dtype: torch.dtype) -> Any:
         if not isinstance(leaf, TensorSpec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_a_page_has_its_facts_its_text_and_its_limits() -> None:
     assert "fix: `UpcastNorms`" in explain("NP106")
 
 
-def test_the_checks_load_without_torch() -> None:
+def test_the_checks_load_without_torch(root: Path) -> None:
     code = "import sys, normprobe.checks as c; c.rules(); c.explain(201); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"

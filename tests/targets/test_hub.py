@@ -27,8 +27,7 @@ for name, options in json.loads(sys.argv[1]):
     try:
         loaded = resolve(name, TargetOptions(**options))
         state = {key: float(value.double().sum()) for key, value in loaded.model.state_dict().items()}
-        answer = {"target": loaded.target.to_dict() if hasattr(loaded.target, "to_dict") else
-                  loaded.target.model_dump(by_alias=True), "notes": loaded.notes, "sums": state}
+        answer = {"target": loaded.target.model_dump(), "notes": loaded.notes, "sums": state}
     except TargetError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))
@@ -138,20 +137,23 @@ def test_stand_in_hub_then_cache_then_nothing(hub: tuple[str, Path], tmp_path: P
     assert "random weights (seed 0)" in config["notes"]
     assert "--trust-remote-code" in code_error["error"]
     assert "no config.json" in empty["error"]
-    assert endpoint in gone["error"] and "--config-only llama" in gone["error"]
+    assert endpoint in gone["error"]
+    assert "--config-only llama" in gone["error"]
     assert "no revision 'v9'" in revision["error"]
 
     dead = "http://127.0.0.1:9"
-    for offline in (False, True):
-        cached, unknown = ask(home, dead, offline, ("someone/tiny", {}), ("gpt2", {}))
-        assert cached["sums"] == tiny["sums"]
-        assert any("hub not reached" in note for note in cached["notes"])
-        assert "no file or folder of that name" in unknown["error"]
-        assert "not in the hub's local cache" in unknown["error"]
-        assert ("offline mode is on" if offline else dead) in unknown["error"]
-        assert "--config-only gpt2" in unknown["error"]
+    cached, unknown = ask(home, dead, False, ("someone/tiny", {}), ("gpt2", {}))
+    assert cached["sums"] == tiny["sums"]
+    assert any("hub not reached" in note for note in cached["notes"])
+    for part in (
+        "no file or folder of that name",
+        "not in the hub's local cache",
+        dead,
+        "--config-only gpt2",
+    ):
+        assert part in unknown["error"]
 
 
-def test_offline_error_comes_at_once() -> None:
+def test_offline_is_said() -> None:
     with pytest.raises(TargetError, match=r"(?s)someone/none: not found.*offline mode is on"):
         resolve("someone/none")
