@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from normprobe.anatomy.attention_ops import AttentionOp
 from normprobe.anatomy.attention_sides import Side, head_rows, trace_side
-from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.flow import Flow, Step
 from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
 
 
-def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> AttentionSite:
+@dataclass(frozen=True)
+class ReadSite:
+    """One attention site, with the norm steps on its query and key."""
+
+    record: AttentionSite
+    query_norms: tuple[Step, ...]
+    key_norms: tuple[Step, ...]
+
+
+def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSite:
     """Everything that the data flow tells about one attention operation."""
     query, key, value = (trace_side(flow, v) for v in (op.query, op.key, op.value))
     shape = flow.shape(op.query)
@@ -28,7 +38,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> Attent
     factors = (op.factor, query.factor, key.factor)
     known = [f for f in factors if f is not None]
     parameters = op.scale_parameters + query.scale_parameters + key.scale_parameters
-    return AttentionSite(
+    record = AttentionSite(
         path=op.site.path,
         heads=heads,
         kv_heads=_kv_heads(flow, op, columns, heads),
@@ -42,6 +52,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> Attent
         columns=columns,
         site=op.site,
     )
+    return ReadSite(record, query.norms, key.norms)
 
 
 def _operand_heads(flow: Flow, operand: int, heads: int) -> int:
@@ -94,6 +105,5 @@ def _qk_norm(query: Side, key: Side, norms: list[NormSite], heads: int, head_dim
 
 
 def _site(side: Side, norms: list[NormSite]) -> NormSite | None:
-    if side.norm is None or side.norm.group is None:
-        return None
-    return norms[side.norm.group.norm]
+    group = side.norms[0].group if side.norms else None
+    return None if group is None else norms[group.norm]

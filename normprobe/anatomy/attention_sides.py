@@ -28,7 +28,7 @@ class Side:
 
     factor: float | None = 1.0
     scale_parameters: tuple[str, ...] = ()
-    norm: Step | None = None
+    norms: tuple[Step, ...] = ()
     mixed: bool = False
     norm_after_mix: bool = False
     projection: Step | None = None
@@ -53,8 +53,8 @@ def trace_side(flow: Flow, value: int) -> Side:
 
 def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
     """Go one step back; None where the way ends."""
-    if step.role is Role.NORM and side.norm is None:
-        side.norm, side.norm_after_mix = step, not side.mixed
+    if step.role is Role.NORM and not side.norms:
+        side.norms, side.norm_after_mix = (step,), not side.mixed
         return step.inputs[0]
     if step.role is Role.MOVE and len(step.inputs) == 1:
         side.moves.append((step, step.outputs.index(value)))
@@ -64,8 +64,8 @@ def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
     if step.role in _MIXING:
         origin, norms = _single_origin(flow, value)
         if origin is not None and flow.shape(origin) == flow.shape(value):
-            if norms and side.norm is None:  # heads split apart, normed one by one, put together again
-                side.norm, side.norm_after_mix = norms[-1], not side.mixed
+            if norms and not side.norms:  # heads split apart, normed one by one, put together again
+                side.norms, side.norm_after_mix = tuple(norms[::-1]), not side.mixed
             side.mixed = side.mixed or not norms
             return origin
     return None

@@ -21,7 +21,7 @@ from normprobe.anatomy.ops import Role
 from normprobe.anatomy.readout import HeadWay, read_head, steps_behind
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.statics import Statics
-from normprobe.anatomy.streams import read_stream
+from normprobe.anatomy.streams import ReadStream, read_stream
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, NormSite, Skipped, Stream
 
@@ -48,13 +48,13 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     norms = list(found.sites)
     attention = find_attention(flow)
     streams = _streams(flow, model, norms, attention)
-    sites = tuple(read_attention(flow, op, norms) for op in attention)
+    sites = [read_attention(flow, op, norms) for op in attention]
     unused = find_unused_norms(model, trace)
     head = read_head(flow, trace.outputs[0][1]) if trace.outputs else None
     anatomy = Anatomy(
-        norms=with_roles([*norms, *unused], streams, sites),
-        streams=tuple(streams),
-        attention=sites,
+        norms=with_roles([*norms, *unused], streams, sites, flow),
+        streams=_unique_names([s.record for s in streams]),
+        attention=tuple(site.record for site in sites),
         head=head,
     )
     return Reading(anatomy, tuple(Skipped(what="data flow", why=note) for note in trace.notes))
@@ -70,7 +70,7 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
     return groups
 
 
-def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]) -> list[Stream]:
+def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]) -> list[ReadStream]:
     chains = find_chains(flow, find_writes(flow))
     if not flow.trace.outputs:
         return []
@@ -81,13 +81,13 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*regions[:i], *regions[i + 1 :])
         streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign)))
-    return _unique_names(streams)
+    return streams
 
 
-def _unique_names(streams: list[Stream]) -> list[Stream]:
+def _unique_names(streams: list[Stream]) -> tuple[Stream, ...]:
     seen: dict[str, int] = {}
     named = []
     for stream in streams:
         count = seen[stream.name] = seen.get(stream.name, 0) + 1
         named.append(stream if count == 1 else stream.model_copy(update={"name": f"{stream.name}#{count}"}))
-    return named
+    return tuple(named)

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from normprobe.records import AttentionSite, NormSite, Stream
+from normprobe.anatomy.attention import ReadSite
+from normprobe.anatomy.branches import norm_path
+from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.ops import WEIGHTY, Role
+from normprobe.anatomy.streams import ReadStream
+from normprobe.records import NormSite
 from normprobe.records.anatomy import NormRole
+
+Mark = tuple[NormRole, str | None]
 
 
 def with_roles(
-    norms: Sequence[NormSite], streams: Iterable[Stream], attention: Iterable[AttentionSite]
+    norms: Sequence[NormSite], streams: Sequence[ReadStream], attention: Iterable[ReadSite], flow: Flow
 ) -> tuple[NormSite, ...]:
-    """The norm sites with their roles; a norm that no stream and no attention site names is `inner`."""
+    """The norm sites with their roles, the first that fits; a norm that nothing names is `inner`."""
     roles: dict[str, NormRole] = {}
-    for stream in streams:
-        _assign(roles, stream.entry_norm, "embedding")
-        _assign(roles, stream.final_norm, "final")
-        for branch in stream.branches:
-            _assign(roles, branch.pre_norm, "pre")
-            _assign(roles, branch.output_norm, "output")
-            _assign(roles, branch.post_norm, "post")
-    for site in attention:
-        if site.qk_norm is not None:
-            _assign(roles, site.qk_norm.query, "query")
-            _assign(roles, site.qk_norm.key, "key")
+    for role, path in _marks(norms, streams, attention, flow):
+        if path is not None:
+            roles.setdefault(path, role)
     return tuple(n.model_copy(update={"role": roles[n.path]}) if n.path in roles else n for n in norms)
 
 
-def _assign(roles: dict[str, NormRole], path: str | None, role: NormRole) -> None:
-    if path is not None:
-        roles.setdefault(path, role)
+def _marks(
+    norms: Sequence[NormSite], streams: Sequence[ReadStream], attention: Iterable[ReadSite], flow: Flow
+) -> Iterator[Mark]:
+    for stream in streams:
+        yield "final", stream.record.final_norm
+        yield from _stream_marks(norms, stream)
+    for site in attention:
+        for role, steps in (("query", site.query_norms), ("key", site.key_norms)):
+            yield from ((role, norm_path((step,), norms)) for step in steps)
+    for step in _on_embeddings(flow, streams):
+        yield "embedding", norm_path((step,), norms)
+
+
+def _stream_marks(norms: Sequence[NormSite], stream: ReadStream) -> Iterator[Mark]:
+    for reading in stream.readings if stream.ahead else ():
+        yield from (("pre", norm_path((s,), norms)) for s in reading.norms.on_sum)
+    yield ("pre" if stream.ahead else "embedding"), stream.record.entry_norm
+    for reading in stream.readings:
+        around = reading.norms
+        yield from (("pre", norm_path((s,), norms)) for s in around.before)
+        yield from (("output", norm_path((s,), norms)) for s in around.behind)
+        if reading.post:
+            yield from (("post", norm_path((s,), norms)) for s in around.on_sum)
+
+
+def _on_embeddings(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Step]:
+    """Norms before the first write of any stream that no weights stand before."""
+    first = min((r.write.step.id for s in streams for r in s.readings), default=0)
+    weighted: set[int] = set()
+    for step in flow.steps[:first]:
+        if step.role in WEIGHTY or any(v in weighted for v in step.inputs):
+            weighted.update(step.outputs)
+        elif step.role is Role.NORM:
+            yield step

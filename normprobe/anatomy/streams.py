@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from normprobe.anatomy.adds import Write
 from normprobe.anatomy.attention_ops import AttentionOp
 from normprobe.anatomy.blocks import stream_name
 from normprobe.anatomy.branches import Reading, branch_records, norm_path, read_branches
-from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import WEIGHTY, Role
 from normprobe.anatomy.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.walk import last_makers, light_chain
@@ -22,6 +23,29 @@ _GROWING = frozenset({"pre", "sandwich", "output", "preact"})
 _UNWEIGHTED = frozenset(Role) - WEIGHTY
 
 
+def _entry(flow: Flow, source: int, ahead: bool) -> tuple[float | None, tuple[Step, ...]]:
+    """The constant factor on the way into the first read, and the norm that the stream begins with. Where the norms
+    belong to the blocks that follow, the first of them is the first block's own and is looked behind."""
+    link = list(light_chain(flow, source))[-1]
+    maker = flow.made_by(link.value)
+    if maker is None or maker.role is not Role.NORM:
+        return link.factor, ()
+    return _entry(flow, maker.inputs[0], False) if ahead else (link.factor, (maker,))
+
+
+@dataclass(frozen=True)
+class ReadStream:
+    """One stream with the readings behind its branches.
+
+    `ahead` says that the norms on its sums belong to the blocks that follow: the skip is taken after each block's own
+    norm (`h = norm(x); x = h + f(h)`), so that the last of them is the final norm.
+    """
+
+    record: Stream
+    readings: tuple[Reading, ...]
+    ahead: bool
+
+
 def read_stream(
     flow: Flow,
     chain: Sequence[Write],
@@ -29,8 +53,8 @@ def read_stream(
     norms: Sequence[NormSite],
     model: nn.Module,
     head: HeadWay,
-) -> Stream:
-    """The record of one stream.
+) -> ReadStream:
+    """Read one stream.
 
     Args:
         flow: the flow.
@@ -43,12 +67,11 @@ def read_stream(
     readings = read_branches(flow, chain, attention)
     branches = branch_records(flow, readings, norms, model)
     out = read_out(flow, _last_value(flow, readings), head)
-    entry = list(light_chain(flow, chain[0].source))[-1]
-    maker = flow.made_by(entry.value)
-    entry_norms = (maker,) if maker is not None and maker.role is Role.NORM else ()
+    ahead = _ahead(branches)
+    entry, entry_norms = _entry(flow, chain[0].source, ahead)
     axis = _feature_axis(flow, readings)
-    final, needed, reason = _final(out, branches, norms)
-    return Stream(
+    final, needed, reason = _final(out, branches, norms, ahead)
+    record = Stream(
         name=stream_name([b.block for b in branches], branches[0].path),
         width=flow.shape(chain[0].output)[axis],
         depth=len(branches),
@@ -59,10 +82,24 @@ def read_stream(
         needs_final_norm=needed,
         final_norm_reason=reason,
         raw_readers=out.raw_readers,
-        input_multiplier=entry.factor,
+        input_multiplier=entry,
         feature_axis=axis,
         branches=tuple(branches),
     )
+    return ReadStream(record, tuple(readings), ahead)
+
+
+def _ahead(branches: Sequence[Branch]) -> bool:
+    """Whether at every step from block to block the norm on the sum lies in the block that follows."""
+    last = branches[-1]
+    if last.post_norm is None or _inside(last.post_norm, last.block):
+        return False
+    steps = [(a, b) for a, b in zip(branches, branches[1:], strict=False) if a.block != b.block]
+    return bool(steps) and all(a.post_norm is not None and _inside(a.post_norm, b.block) for a, b in steps)
+
+
+def _inside(path: str, block: str) -> bool:
+    return path.startswith(block + ".")
 
 
 def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
@@ -89,10 +126,12 @@ def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
 
 
 def _final(
-    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite]
+    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool
 ) -> tuple[str | None, bool | None, str]:
     """Path of the final norm, whether one is needed, and why."""
     last = branches[-1]
+    if ahead:
+        return last.post_norm, True, "found"
     if last.placement in ("post", "deepnorm"):
         return norm_path(out.direct, norms), False, "the last write is normed itself"
     if out.norm:

@@ -1,10 +1,11 @@
-"""One forward in which chosen operations are watched. Operations are counted as when recording, none is kept."""
+"""One forward in which chosen operations are watched: counted as when recording, and nothing is kept."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from normprobe.records import OpSite
 class Handler:
     """What is told about one watched operation; arguments come by the names of the operator's schema.
 
-    Tensors belong to the running forward: a handler reads them and keeps none. Its own operations are not watched.
+    Tensors belong to the running forward: a handler reads them and keeps none. Its own operations are not
+    watched.
     """
 
     def before(self, arguments: Mapping[str, Any]) -> None:
@@ -61,8 +63,9 @@ def watch(
 ) -> Watched:
     """Run `model` once on `inputs` in eval mode and tell `handlers` of the operations at their sites.
 
-    The model is left bit for bit as it was, also when its forward raises (that error passes through). An error in a
-    handler does not stop the forward: it is kept in `failed`, and that handler is told nothing more.
+    The model is left bit for bit as it was, also when its forward raises (that error passes through). An
+    error in a handler does not stop the forward: it is kept in `failed`, and that handler is told nothing
+    more.
 
     Args:
         model: any module.
@@ -134,7 +137,7 @@ class _Watcher:
     def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
         """A torch function that is watched as a whole: what it is made of is not counted."""
         site = self.frame.site(function.__name__)
-        run = lambda: self._within(_Frame({}), function, args, kwargs)  # noqa: E731
+        run = partial(self._within, _Frame({}), function, args, kwargs)
         if site is None:
             return run()
         return self.operation(site, dict(zip(names, args, strict=False)) | kwargs, run)
@@ -159,7 +162,7 @@ class _Watcher:
         if site in self.failed:
             return
         try:
-            with _disable_current_modes(), torch.no_grad():
+            with _disable_current_modes(), torch.no_grad():  # type: ignore[no-untyped-call]
                 method(*arguments)
         except Exception as error:  # what cannot be measured must not stop the forward; the caller reports it
             self.failed[site] = f"{type(error).__name__}: {error}"
@@ -173,9 +176,9 @@ class _Names(dict[Any, str]):
         return name
 
 
-class _Dispatch(TorchDispatchMode):
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watcher: _Watcher) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.watcher = watcher
         self.names = _Names()
 

@@ -1,6 +1,7 @@
 """Attention logits, from q and k as they reach the kernel, or from the logits as they reach a softmax.
 
-Dims: B batch (all leading axes), H query heads, K key heads, Q query rows, R sampled query rows, T keys, D head width.
+Dims: B batch (all leading axes), H query heads, K key heads, Q query rows, R sampled query rows, T keys, D
+head width.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PIECE = 4 * 2**20  # logits in one go
 
 @dataclass(frozen=True)
 class _Operands:
-    """What the logits of the sampled rows are made of; `mask` is 4-dimensional and broadcasts to [B, H, R, T]."""
+    """What the logits of the sampled rows are made of; `mask` has 4 axes that broadcast to [B, H, R, T]."""
 
     q_BHRD: Tensor
     k_BKTD: Tensor
@@ -35,9 +36,10 @@ class _Operands:
 class LogitHandler(Handler):
     """Measures one attention site.
 
-    All query rows are looked at where there are at most `ROWS`, else a seeded sample of that many, the same for every
-    head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest |bias| more where the mask adds
-    one; where only the logits are seen (a softmax) it is the largest |logit| over all rows, which is exact.
+    All query rows are looked at where there are at most `ROWS`, else a seeded sample of that many, the same
+    for every head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest |bias| more
+    where the mask adds one; where only the logits are seen (a softmax) it is the largest |logit| over all
+    rows, which is exact.
     """
 
     def __init__(self, site: AttentionSite, seed: int) -> None:
@@ -46,6 +48,7 @@ class LogitHandler(Handler):
         self.measure: AttentionMeasure | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
+        """Take the statistics from q and k, or from the logits where the operation is a softmax."""
         if "query" in arguments:
             self._from_product(arguments)
         else:
@@ -90,9 +93,7 @@ class LogitHandler(Handler):
         rows = torch.randperm(count, generator=generator)[:ROWS].sort().values
         return rows.to(x.device)
 
-    def _finish(
-        self, operands: _Operands, bound: tuple[float, ...], source: Tensor, rows: Tensor
-    ) -> None:
+    def _finish(self, operands: _Operands, bound: tuple[float, ...], source: Tensor, rows: Tensor) -> None:
         columns = zip(*_statistics(operands), strict=True)  # each field over all groups of heads
         heads = zip(*(chain.from_iterable(parts) for parts in columns), bound, strict=True)
         looked = source.shape[0] * len(rows)
@@ -135,14 +136,14 @@ def _statistics(operands: _Operands) -> Iterator[stats.LogitStats]:
 
 
 def _four_axes(x: Tensor, heads: int) -> Tensor:
-    """`x` as [B, heads, rows, columns]: leading axes become one, heads that were joined with another axis are split.
+    """`x` as [B, heads, rows, columns]: leading axes become one, heads joined with another axis are split.
 
     Raises:
         ValueError: if no axis holds the heads.
     """
     shape = tuple(x.shape)
     if x.dim() == 3 and shape[0] % heads == 0:
-        return x.unflatten(0, (-1, heads))
+        return x.reshape(-1, heads, *shape[1:])
     if x.dim() >= 5 and shape[-3] != heads and shape[-4] * shape[-3] == heads:
         x = x.flatten(-4, -3)
     if x.dim() < 4:
@@ -153,7 +154,7 @@ def _four_axes(x: Tensor, heads: int) -> Tensor:
 def _mask(mask: Tensor, lead: Sequence[int], batch_heads: Sequence[int]) -> Tensor:
     """`mask`, which broadcasts to [*lead, Q, T], with four axes that broadcast to [B, H, Q, T]."""
     if len(lead) == 1 and mask.dim() == 3 and mask.shape[0] > 1:
-        return mask.unflatten(0, tuple(batch_heads))
+        return mask.reshape(*batch_heads, *mask.shape[1:])
     if mask.dim() > 4:
         return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
     return mask[(None,) * (4 - mask.dim())]
@@ -165,7 +166,7 @@ def _take(mask: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 def _with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
-    """`mask` and, where `causal`, the rule that row i sees keys 0 … i (aligned at the first key, as torch has it)."""
+    """`mask` and, where `causal`, the rule that row i sees keys 0 … i, as torch has it."""
     if not causal:
         return mask
     seen = torch.arange(keys, device=rows.device) <= rows[:, None]
@@ -175,7 +176,7 @@ def _with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> 
 
 
 def _largest(logits: Tensor, heads: int) -> tuple[float, ...]:
-    """Largest |logit| of each head over everything that is not masked, `ROWS` rows at a time; 0 where all is."""
+    """Largest |logit| of each head over what is not masked, `ROWS` rows at a time; 0 where all is masked."""
     most = logits.new_zeros(logits.shape[1], dtype=torch.float32)
     for start in range(0, logits.shape[2], ROWS):
         part = logits[:, :, start : start + ROWS]

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
@@ -17,15 +16,15 @@ from normprobe.capture.wrappers import wrapped_forwards
 
 def tensors(tree: Any) -> Iterator[Tensor]:
     """All tensors in nested containers, mappings and dataclasses, in order."""
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from tensors(list(tree.values()))
+    elif isinstance(tree, (list, tuple, set, frozenset)):
+        for item in tree:
+            yield from tensors(item)
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        tree = [getattr(tree, f.name) for f in dataclasses.fields(tree)]
-    for leaf in pytree.tree_leaves(tree, is_leaf=lambda node: node is not tree):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif leaf is not tree and isinstance(leaf, (Mapping, list, tuple)) or dataclasses.is_dataclass(leaf):
-            yield from tensors(leaf)
+        yield from tensors([getattr(tree, f.name) for f in dataclasses.fields(tree)])
 
 
 def floats(tree: Any) -> list[Tensor]:
@@ -42,18 +41,16 @@ def all_finite(tree: Any) -> bool | None:
 def first_broken_module(model: nn.Module, inputs: Inputs) -> str | None:
     """Path of the first module whose outputs are not finite though its inputs were.
 
-    One more forward in eval mode, with a look at what goes into and comes out of every module. A −∞ that goes in is
-    taken for a mask and counts as finite. The innermost such module is the first to end, so it is the one that is
-    named; where none fits, the first module at all whose output is not finite.
+    One more forward in eval mode, with a look at what goes into and comes out of every module. A −∞ that goes
+    in is taken for a mask and counts as finite. The innermost such module is the first to end, so it is the
+    one that is named; where none fits, the first module at all whose output is not finite.
 
     Returns:
         A path ("." for the root), or None where all modules gave finite outputs.
     """
     broken: list[tuple[bool, str]] = []
 
-    def around(
-        path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def around(path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         sound = not broken or not any(map(_broken_input, floats((args, kwargs))))
         output = forward(*args, **kwargs)
         if all_finite(output) is False:

@@ -19,9 +19,9 @@ def measure_forward(
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
     """Measure every residual stream and attention site of `anatomy` in one forward of `model`.
 
-    The model runs in eval mode without gradients and is left bit for bit as it was, also when its forward raises
-    (that error passes through). Where a stream or an output is not finite, one more forward finds the first module
-    that broke it. On the meta device there is nothing to measure.
+    The model runs in eval mode without gradients and is left bit for bit as it was, also when its forward
+    raises (that error passes through). Where a stream or an output is not finite, one more forward finds the
+    first module that broke it. On the meta device there is nothing to measure.
 
     Args:
         model: the model that `anatomy` was read from.
@@ -61,7 +61,8 @@ def _streams(
     watched: Watched,
 ) -> tuple[tuple[StreamMeasure, ...], list[Skipped]]:
     lengths = {handler.length for _, handler in logits if handler.length}
-    measures, skipped = [], []
+    measures: list[StreamMeasure] = []
+    skipped: list[Skipped] = []
     for stream in anatomy.streams:
         measure, unseen = read_stream(stream, writes[stream.name], watched, lengths)
         skipped += unseen
@@ -73,7 +74,8 @@ def _streams(
 def _attention(
     logits: list[tuple[OpSite, LogitHandler]], watched: Watched
 ) -> tuple[tuple[AttentionMeasure, ...], list[Skipped]]:
-    measures, skipped = [], []
+    measures: list[AttentionMeasure] = []
+    skipped: list[Skipped] = []
     for site, handler in logits:
         if handler.measure is not None:
             measures.append(handler.measure)

@@ -1,4 +1,4 @@
-"""Massive activations: a few entries of the stream, far larger than all others, at fixed channels and positions."""
+"""Massive activations: a few entries of the stream that are far larger than all others."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Entry(NamedTuple):
 def find(x_BSC: Tensor, abs_max: float) -> tuple[Entry, ...]:
     """The entries of one state of the stream with |x| > `RATIO` · median |x|, largest first.
 
-    Sun et al. 2024 (Massive Activations in Large Language Models, sec. 2) speak of |x| > 100 and about 1,000 times
-    the median. The first has a unit, so that a model that scales its embedding would have none; it is left out. Of
-    the second a tenth is taken here, and the check that reads the ratio has the limit.
+    Sun et al. 2024 (Massive Activations in Large Language Models, sec. 2) speak of |x| > 100 and about 1,000
+    times the median. The first has a unit, so that a model that scales its embedding would have none; it is
+    left out. Of the second a tenth is taken here, and the check that reads the ratio has the limit.
 
     Args:
         x_BSC: the state, finite.
         abs_max: its largest |x|.
 
     Returns:
-        At most `MOST` entries. None where more than `SHARE` of the entries stand out (a sparse stream), or where
-        the median is 0.
+        At most `MOST` entries. None where more than `SHARE` of the entries stand out (a sparse stream), or
+        where the median is 0.
     """
     if not math.isfinite(abs_max) or abs_max <= 0.5 * RATIO * _typical(x_BSC):
         return ()
@@ -62,10 +62,8 @@ def _typical(x_BSC: Tensor) -> float:
     return float(x_BSC[:, :: max(1, x_BSC.shape[1] // rows)].abs().median())
 
 
-def merge(
-    states: Sequence[Sequence[Entry]], position: Callable[[int], int]
-) -> tuple[MassiveActivation, ...]:
-    """Entries of all states joined by channel and position: the largest value, and the first and last state with one.
+def merge(states: Sequence[Sequence[Entry]], position: Callable[[int], int]) -> tuple[MassiveActivation, ...]:
+    """Entries of all states joined by channel and position: the largest value, the first and the last state.
 
     Args:
         states: entries of each state of a stream, in order.

@@ -31,28 +31,26 @@ class WrittenState:
 class WriteHandler(Handler):
     """Measures one residual add: the operands before it runs, its output after.
 
-    `entry` is the median token RMS of the trunk operand, `ratio` the median over tokens of RMS(write) / RMS(trunk
-    operand), both with the operation's own factors (`alpha`, `beta`); NaN where it has no operand of its own for
-    the write and the output is half precision or overwrites the trunk.
+    `entry` is the median token RMS of the trunk operand, `ratio` the median over tokens of RMS(write) /
+    RMS(trunk operand), both with the operation's own factors (`alpha`, `beta`); NaN where it has no operand
+    of its own for the write and the output is half precision or overwrites the trunk.
     """
 
     def __init__(self, stream: Stream, branch: Branch) -> None:
-        self.width, self.axis, self.trunk, self.op = (
-            stream.width,
-            stream.feature_axis,
-            branch.trunk,
-            branch.add.op,
-        )
+        self.width, self.axis = stream.width, stream.feature_axis
+        self.trunk, self.op = branch.trunk, branch.add.op
         self.entry = self.ratio = math.nan
         self.state: WrittenState | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
+        """Compare the operands; an add in place will overwrite one of them."""
         operands = _operands(arguments)
         if len(operands) == 2:
             a, b = (self._rms(x) * abs(f) for x, f in zip(operands, self._factors(arguments), strict=True))
             self._compare(a, b)
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
+        """Take the statistics of the stream as it is now."""
         if len(_operands(arguments)) != 2:
             self._accumulated(arguments, output)
         tokens = as_tokens(self._checked(output), self.axis)
@@ -74,7 +72,7 @@ class WriteHandler(Handler):
             self._compare(self._rms(accumulator) * abs(beta), self._rms(output - beta * accumulator))
 
     def _compare(self, a: Tensor, b: Tensor) -> None:
-        """Take entry and ratio from the token RMS of the two operands; tokens that are 0 in both have no ratio."""
+        """Take entry and ratio from the token RMS of both operands; tokens with 0 in both are left out."""
         trunk, write = (b, a) if self.trunk else (a, b)
         self.entry = stats.quantiles(trunk, (0.5,))[0]
         some = (trunk != 0) | (write != 0)
@@ -123,36 +121,36 @@ def read_stream(
         lengths: lengths of query sequences of the model's attention, which tell a sequence-first layout.
 
     Returns:
-        The measure (None where no write was seen), and the writes that were not. The exponent is NaN where a write
-        is missing.
+        The measure (None where no write was seen), and the writes that were not. The exponent is NaN where a
+        write is missing.
     """
-    seen: list[tuple[WrittenState, StreamState]] = []
-    medians: list[float] = []
-    skipped: list[Skipped] = []
-    for site, handler in handlers.items():
-        state, why = handler.state, watched.reason(site)
-        medians.append(math.nan if state is None else state.rms.median)
-        if state is None or why is not None:
-            what = f"residual stream {stream.name}, write {site.path}#{site.op}:{site.ordinal}"
-            skipped.append(Skipped(what=what, why=why or "the handler was told of no output"))
-        if state is not None:
-            seen.append((state, _placed(stream, site, handler, state, lengths)))
+    skipped = [
+        Skipped(what=f"residual stream {stream.name}, write {site.path}#{site.op}:{site.ordinal}", why=why)
+        for site, handler in handlers.items()
+        if (why := _missing(site, handler, watched)) is not None
+    ]
+    seen = [(site, handler, handler.state) for site, handler in handlers.items() if handler.state is not None]
     if not seen:
         return None, tuple(skipped)
-    shape = seen[0][0].shape
-    first = next(iter(handlers.values()))
+    shape, axis = seen[0][2].shape, stream.feature_axis
+    medians = [math.nan if h.state is None else h.state.rms.median for h in handlers.values()]
     measure = StreamMeasure(
         stream=stream.name,
-        basis=Basis(unit="1", dtype=seen[0][0].dtype, count=math.prod(shape) // stream.width),
-        entry_rms=first.entry,
-        states=tuple(placed for _, placed in seen),
+        basis=Basis(unit="1", dtype=seen[0][2].dtype, count=math.prod(shape) // stream.width),
+        entry_rms=next(iter(handlers.values())).entry,
+        states=tuple(_placed(stream, *one, lengths) for one in seen),
         growth=stats.growth(medians),
         massive=massive.merge(
-            [state.massive for state, _ in seen],
-            lambda token: position(token, shape, stream.feature_axis, lengths),
+            [state.massive for _, _, state in seen], lambda token: position(token, shape, axis, lengths)
         ),
     )
     return measure, tuple(skipped)
+
+
+def _missing(site: OpSite, handler: WriteHandler, watched: Watched) -> str | None:
+    """Why the write at `site` was not measured; None where it was."""
+    why = watched.reason(site)
+    return "no output was seen" if why is None and handler.state is None else why
 
 
 def _placed(
@@ -180,8 +178,9 @@ def _placed(
 def position(token: int, shape: Sequence[int], feature_axis: int, lengths: Collection[int] = ()) -> int:
     """The place along the sequence of the token with this flat index.
 
-    The first axis of three or more counts as the batch, except where attention runs over sequences as long as the
-    first axis and over none as long as the second. The others, of maps too, are counted in one flat index.
+    The first axis of three or more counts as the batch, except where attention runs over sequences as long as
+    the first axis and over none as long as the second. The others, of maps too, are counted in one flat
+    index.
     """
     axes = list(shape)
     del axes[feature_axis]

@@ -31,7 +31,7 @@ def as_tokens(x: Tensor, feature_axis: int) -> Tensor:
 
 
 def pieces(x_BSC: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Sample, first token and rows [s, C] of pieces of at most `PIECE` elements; one piece a sample where it fits."""
+    """Sample, first token and rows [s, C] of pieces of at most `PIECE` elements."""
     step = max(1, PIECE // max(1, x_BSC.shape[-1]))
     for b, sample in enumerate(x_BSC):
         for start in range(0, sample.shape[0], step):
@@ -39,13 +39,13 @@ def pieces(x_BSC: Tensor) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def token_rms(x_BSC: Tensor) -> Tensor:
-    """RMS of every token, [B·S], float32 or wider; as `stats.token_rms`, in one pass where no square overflows."""
+    """RMS of every token, [B·S]; as `stats.token_rms`, in one pass where no square overflows or vanishes."""
     return torch.cat([_rms(rows) for _, _, rows in pieces(x_BSC)])
 
 
 def _rms(rows: Tensor) -> Tensor:
     dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
-    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
     low, high = (float(v) for v in norms.aminmax())
     if low > _SAFE[0] and high < _SAFE[1]:
         return norms / math.sqrt(rows.shape[-1])

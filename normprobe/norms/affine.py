@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 
 import torch
@@ -46,15 +47,15 @@ def match(value: Tensor, tensors: Mapping[str, Tensor], factors: Sequence[float]
 
 
 def placements(tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
-    """Every way to lay `tensor` along consecutive axes of `shape`, broadcasting over the rest."""
+    """Every way to lay `tensor` along some axes of `shape` in their order, broadcasting over the rest."""
     if tensor.numel() == 1:
         yield tensor.reshape(())
         return
-    for start in range(len(shape)):
-        for stop in range(start + 1, len(shape) + 1):
-            run = shape[start:stop]
-            if prod(run) == tensor.numel() and run[0] > 1 and run[-1] > 1:
-                yield tensor.reshape(run + (1,) * (len(shape) - stop))
+    long = [axis for axis, size in enumerate(shape) if size > 1]
+    for count in range(1, len(long) + 1):
+        for axes in combinations(long, count):
+            if prod(shape[axis] for axis in axes) == tensor.numel():
+                yield tensor.reshape([size if axis in axes else 1 for axis, size in enumerate(shape)])
 
 
 @dataclass(frozen=True)

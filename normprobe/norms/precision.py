@@ -164,9 +164,15 @@ def weight_multiply(
     return "unknown", told
 
 
+def _as_drawn(value: Tensor) -> Tensor:
+    """A recovered value without its rounding errors, which decide ties: drawn values are multiples of 1/128."""
+    nearest = (value * 128).round() / 128
+    return nearest if bool((nearest - value).abs().amax() <= 1e-5 * value.abs().amax()) else value
+
+
 def _differences(got: Tensor, z: Tensor, fit: Fit, half: torch.dtype) -> dict[WeightMultiply, float]:
     """Share of elements whose bits differ from what each order of multiplication and cast gives."""
-    z, gain, offset = (t.float() for t in (z, fit.gain, fit.offset))
+    z, gain, offset = z.float(), _as_drawn(fit.gain).float(), _as_drawn(fit.offset).float()
     rounded = gain.to(half)
     before = [(z * g + offset).to(half) for g in (gain, rounded.float())]  # 1 + w may be rounded first
     after = z.to(half) * rounded

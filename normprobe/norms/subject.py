@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_SCALARS = 32  # scalars up to which their magnitudes are kept apart
+
 
 class NotComparableError(Exception):
     """The output holds no single floating tensor that corresponds to the input, so no norm can be meant."""
@@ -63,9 +65,9 @@ class Subject(Protocol):
 def draw(named: Iterable[tuple[str, Tensor]], parameters: frozenset[str], seed: int) -> dict[str, Tensor]:
     """Random values for named tensors, in float64 on the CPU, the same for every dtype.
 
-    Values are multiples of 1/128 with magnitude in [0.5, 1.5], so that float16 and bfloat16 hold them
-    exactly. Parameters get either sign, a negative one at least 1/4 away from -1, so that neither w nor 1 + w
-    is small; buffers are positive (a variance must be).
+    Values are odd multiples of 1/128 with magnitude in (0.5, 1.5), so that float16 and bfloat16 hold them
+    exactly and none is 1. Parameters get either sign, a negative one at least 1/4 away from -1, so that
+    neither w nor 1 + w is small; buffers are positive (a variance must be). Scalars differ in magnitude.
 
     Args:
         named: names and tensors, of which only the shapes are used.
@@ -73,13 +75,22 @@ def draw(named: Iterable[tuple[str, Tensor]], parameters: frozenset[str], seed: 
         seed: seed of a generator of its own; the process's random state is not touched.
     """
     generator = torch.Generator().manual_seed(seed)
-    values = {}
+    values: dict[str, Tensor] = {}
+    scalars: set[float] = set()
     for name, tensor in named:
-        shape = tuple(tensor.shape)
-        magnitude = torch.randint(64, 192, shape, generator=generator).double() / 128
-        if name in parameters:
-            negative = magnitude.sub(1).div_(4)
-            negative = -(negative + torch.where(negative > 0, 1.25, 0.625)).mul_(128).round_().div_(128)
-            magnitude = torch.where(torch.rand(shape, generator=generator) < 0.5, magnitude, negative)
-        values[name] = magnitude
+        value = _value(tuple(tensor.shape), name in parameters, generator)
+        while value.numel() == 1 and abs(float(value)) in scalars and len(scalars) < _SCALARS:
+            value = _value(tuple(tensor.shape), name in parameters, generator)
+        if value.numel() == 1:
+            scalars.add(abs(float(value)))
+        values[name] = value
     return values
+
+
+def _value(shape: tuple[int, ...], signed: bool, generator: torch.Generator) -> Tensor:
+    numerator = torch.randint(32, 96, shape, generator=generator).mul_(2).add_(1)
+    if signed:
+        inner = torch.randint(32, 48, shape, generator=generator).mul_(2).add_(1)
+        negative = -torch.where(numerator > 128, inner + 96, inner)
+        numerator = torch.where(torch.rand(shape, generator=generator) < 0.5, numerator, negative)
+    return numerator.double() / 128

@@ -105,8 +105,8 @@ def test_the_loader_knows_the_target_and_the_notes_of_both_are_kept(stage: Stage
 def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
     words = (
         "audit org/net --revision v2 --config-only --meta --device cuda:1 --dtype bfloat16 --allow-pickle "
-    names = ("level", "autocast", "seed")
-    assert [stage.calls[name] for name in names] == ["backward", "float16", 7]
+        "--trust-remote-code --text-file t.txt --tokens 99 --batch 3 --seed 7 --backward --autocast float16 "
+        "--quiet"
     )
     assert run(*words.split()).exit_code == 0
     options = stage.calls["options"]

@@ -17,7 +17,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    PreTrainedConfig,
+    PretrainedConfig,
     PreTrainedModel,
     ResNetConfig,
     ResNetModel,
@@ -241,7 +241,7 @@ def test_model_without_configuration_is_named() -> None:
 
 def test_model_without_a_forward_is_named() -> None:
     class Parts(nn.Module):
-        config = PreTrainedConfig(vocab_size=11)
+        config = PretrainedConfig(vocab_size=11)
 
     with pytest.raises(InputError, match="Parts: it has no forward"):
         inputs_from_config(Parts())
@@ -258,9 +258,9 @@ def test_further_required_arguments_are_named() -> None:
 
 def test_model_that_refuses_every_candidate_shows_its_reasons() -> None:
     class Refuses(PreTrainedModel):
-        config_class = PreTrainedConfig
+        config_class = PretrainedConfig
 
-        def __init__(self, config: PreTrainedConfig) -> None:
+        def __init__(self, config: PretrainedConfig) -> None:
             super().__init__(config)
             self.embedding = nn.Embedding(11, 4)
 
@@ -268,4 +268,4 @@ def test_model_that_refuses_every_candidate_shows_its_reasons() -> None:
             raise ValueError("a graph is needed")
 
     with pytest.raises(InputError, match=r"(?s)none of those tried fit.*ValueError: a graph is needed"):
-        inputs_from_config(Refuses(PreTrainedConfig(vocab_size=11)))
+        inputs_from_config(Refuses(PretrainedConfig(vocab_size=11)))

@@ -67,6 +67,6 @@ def test_an_eps_held_on_meta_is_unknown() -> None:
 
 
 def test_digits_follow_the_spread() -> None:
-    assert rounded(1.5625e-7, 1e-6) == 1.562e-7
+    assert rounded(1.56249e-7, 1e-6) == 1.562e-7
     assert rounded(1.5625e-7, 5e-3) == 1.56e-7
     assert rounded(1.5625e-7, 0.05) == 1.6e-7

@@ -61,7 +61,14 @@ def test_drawn_values_are_exact_in_half_and_away_from_zero() -> None:
     assert (values["w"] + 1).abs().min() >= 0.25
     assert (values["w"] < 0).any()
     assert values["running_var"].min() > 0
+    assert not any((value.abs() == 1).any() for value in values.values())
     assert torch.equal(draw(named.items(), frozenset({"w"}), 3)["w"], values["w"])
+
+
+def test_drawn_scalars_are_told_apart() -> None:
+    named = {f"s{i}": torch.empty(()) for i in range(30)}
+    values = draw(named.items(), frozenset(named), 0).values()
+    assert len({abs(float(value)) for value in values}) == 30
 
 
 def test_the_shape_is_shortened_where_the_module_allows_it() -> None:
@@ -77,7 +84,7 @@ def test_other_arguments_are_replayed() -> None:
     mask = TensorSpec.of(torch.tensor([[True, False, True]]))
     call = CallSpec((TensorSpec((1, 3, 8), torch.float32, CPU), mask, "mode"), {})
     ModuleSubject(module, call).instance(torch.float32, 0).call(torch.ones(2, 3, 8))
-    assert torch.equal(seen[-1][0], mask.value)
+    assert torch.equal(seen[-1][0], mask.value.expand(2, 3))
     assert seen[-1][1] == "mode"
 
 

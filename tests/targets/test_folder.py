@@ -285,12 +285,12 @@ def test_code_of_a_checkpoint_is_run_when_trusted(tmp_path: Path, monkeypatch: p
 OWN_CODE = """
 import pathlib
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 pathlib.Path({ran!r}).touch()
 
 
-class OwnConfig(PreTrainedConfig):
+class OwnConfig(PretrainedConfig):
     model_type = "own_model"
 
 

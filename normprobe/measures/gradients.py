@@ -1,0 +1,194 @@
+"""Gradients of a loss by depth: of the parameters of every branch, and of the stream at every add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from normprobe import stats
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs
+from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.measures.loss import LossFunction, loss_of
+from normprobe.records import Anatomy, Basis, BranchGradient, GradientMeasure, OpSite, Skipped, Stream
+
+
+def measure_gradients(
+    model: nn.Module, inputs: Inputs, anatomy: Anatomy, loss: LossFunction | None = None
+) -> tuple[GradientMeasure | None, tuple[Skipped, ...]]:
+    """Gradients of one loss by depth, from one forward and one backward in eval mode.
+
+    While it runs the model computes with stand-ins that share the memory of its floating point parameters, so
+    that frozen ones have a gradient too, and no `grad`, flag or hook of a parameter is touched. A parameter
+    that several branches share counts with its whole gradient in each. Memory: all activations, and one
+    gradient a parameter.
+
+    Args:
+        model: the model that `anatomy` was read from.
+        inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        anatomy: its streams name the branches.
+        loss: `loss(output, inputs)` gives a scalar; None: see `loss.loss_of`.
+
+    Returns:
+        The measure, and what was not measured with the reason. `last_to_first` and `slope` (a least-squares
+        line through the logarithms of the parameter norms, a branch) are those of the stream with the most
+        branches, among its branches with parameters. The measure is None where autograd cannot differentiate
+        the model.
+
+    Raises:
+        InputError: if no loss can be made from the output.
+    """
+    if any(p.device.type == "meta" for p in model.parameters()):
+        return None, (Skipped(what="gradients", why="tensors on the meta device hold no numbers"),)
+    sites = {branch.add: _Edge() for stream in anatomy.streams for branch in stream.branches}
+    with untouched(model), _stand_ins(model) as leaves:
+        watched = watch(model, inputs, sites, grad=True)
+        with torch.enable_grad():
+            value, name = loss_of(watched.output, inputs, anatomy, loss)
+        try:
+            gradients = _differentiate(value, anatomy, leaves, sites)
+        except (RuntimeError, NotImplementedError) as error:
+            why = f"autograd cannot differentiate the loss: {type(error).__name__}: {error}"
+            return None, (Skipped(what="gradients", why=why),)
+    branches = tuple(_branches(anatomy.streams, gradients))
+    return _measure(value.detach(), name, branches, anatomy.streams), tuple(_skips(sites, watched))
+
+
+class _Edge(Handler):
+    """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on."""
+
+    def __init__(self) -> None:
+        self.output: Tensor | None = None
+        self.edge: GradientEdge | None = None
+
+    def after(self, arguments: Mapping[str, Any], output: Any) -> None:
+        """Hold the output until autograd has taken note of it."""
+        self.output = output
+
+    def settled(self) -> None:
+        """Keep its place in the graph and let go of the tensor."""
+        output, self.output = self.output, None
+        if output is not None and output.requires_grad:
+            self.edge = get_gradient_edge(output)
+
+
+def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]:
+    for site, handler in sites.items():
+        why = watched.reason(site)
+        if why is None and handler.edge is None:
+            why = "the stream does not depend on a parameter there"
+        if why is not None:
+            yield Skipped(what=f"gradient at {site.path}#{site.op}:{site.ordinal}", why=why)
+
+
+@contextmanager
+def _stand_ins(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Put a fresh leaf with a gradient in the place of every floating point parameter, under all its names.
+
+    The old parameters come back with the state that `untouched` keeps, which must be open around this.
+
+    Yields:
+        The leaves by every name that `named_parameters` gives. Integer parameters and parameters of a class
+        of their own (quantised ones) stay; of these only those that require a gradient are among the leaves.
+    """
+    leaves: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if type(parameter) is nn.Parameter and parameter.is_floating_point():
+                fresh = leaves.get(id(parameter))
+                if fresh is None:
+                    fresh = leaves[id(parameter)] = nn.Parameter(parameter.detach())
+                setattr(module, name, fresh)
+    yield {n: p for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """What is left of the gradients: norm and size by parameter, RMS by add."""
+
+    norms: Mapping[str, float]
+    sizes: Mapping[str, int]
+    rms: Mapping[OpSite, float]
+    dtype: str
+
+
+def _differentiate(
+    value: Tensor, anatomy: Anatomy, leaves: Mapping[str, Tensor], sites: Mapping[OpSite, _Edge]
+) -> _Gradients:
+    used = {p for s in anatomy.streams for b in s.branches for p in b.parameters}
+    names = [n for n in leaves if n in used]
+    edges = {site: handler.edge for site, handler in sites.items() if handler.edge is not None}
+    targets: list[Any] = [*(leaves[n] for n in names), *edges.values()]
+    found: Sequence[Tensor | None] = torch.autograd.grad(value, targets, allow_unused=True) if targets else ()
+    parameters, states = found[: len(names)], found[len(names) :]
+    return _Gradients(
+        norms={n: _norm(g) for n, g in zip(names, parameters, strict=True)},
+        sizes={n: leaves[n].numel() for n in names},
+        rms={site: _rms(g) for site, g in zip(edges, states, strict=True)},
+        dtype=next(
+            (str(g.dtype).removeprefix("torch.") for g in parameters if g is not None), str(value.dtype)
+        ),
+    )
+
+
+def _norm(gradient: Tensor | None) -> float:
+    """L2 norm; 0 where the loss does not depend on the tensor."""
+    if gradient is None:
+        return 0.0
+    return _rms(gradient) * math.sqrt(gradient.numel())
+
+
+def _rms(gradient: Tensor | None) -> float:
+    if gradient is None or gradient.numel() == 0:
+        return 0.0
+    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    return float(stats.token_rms(dense.flatten()))
+
+
+def _branches(streams: Sequence[Stream], gradients: _Gradients) -> Iterator[BranchGradient]:
+    for stream in streams:
+        for index, branch in enumerate(stream.branches):
+            names = [n for n in branch.parameters if n in gradients.norms]
+            yield BranchGradient(
+                stream=stream.name,
+                branch=index,
+                path=branch.path,
+                kind=branch.kind,
+                parameter_norm=math.hypot(*(gradients.norms[n] for n in names)),
+                activation_rms=gradients.rms.get(branch.add, math.nan),
+                parameters=sum(gradients.sizes[n] for n in names),
+            )
+
+
+def _measure(
+    value: Tensor, name: str, branches: tuple[BranchGradient, ...], streams: Sequence[Stream]
+) -> GradientMeasure:
+    longest = max(streams, key=lambda stream: stream.depth).name if streams else ""
+    norms = [b.parameter_norm for b in branches if b.stream == longest and b.parameters]
+    return GradientMeasure(
+        loss=name,
+        value=float(value),
+        basis=Basis(
+            unit="loss / parameter", dtype=str(value.dtype), count=sum(b.parameters for b in branches)
+        ),
+        branches=branches,
+        last_to_first=norms[-1] / norms[0] if norms and norms[0] else math.nan,
+        slope=_slope(norms),
+    )
+
+
+def _slope(norms: Sequence[float]) -> float:
+    """Slope of ln norm by index of the branch; NaN with fewer than two, or one that is 0 or not finite."""
+    if len(norms) < 2 or not all(math.isfinite(norm) and norm > 0 for norm in norms):
+        return math.nan
+    logs = [math.log(norm) for norm in norms]
+    middle, mean = (len(norms) - 1) / 2, math.fsum(logs) / len(logs)
+    spread = math.fsum((i - middle) ** 2 for i in range(len(logs)))
+    return math.fsum((i - middle) * (y - mean) for i, y in enumerate(logs)) / spread

@@ -1,0 +1,102 @@
+"""The loss whose gradients are measured: the user's, the model's own, or one made from its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normprobe import stats
+from normprobe.capture.invoke import Inputs, split
+from normprobe.errors import InputError
+from normprobe.measures.finite import floats
+from normprobe.records import Anatomy
+
+LossFunction = Callable[[Any, Inputs], Tensor]
+
+_IGNORED = -100  # the target index that torch's cross-entropy leaves out
+
+
+def loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction | None) -> tuple[Tensor, str]:
+    """A scalar loss with its name.
+
+    In this order: `given(output, inputs)`; the output's own `loss` where the inputs hold labels; the cross-
+    entropy of the next token where the output has logits of every input token; the mean square of the first
+    floating point tensor that depends on a parameter.
+
+    Args:
+        output: what the model returned, with gradients.
+        inputs: what it was called with.
+        anatomy: tells whether the first output comes from a head.
+        given: the user's loss, or None.
+
+    Raises:
+        InputError: if `given` returns no scalar tensor with a gradient, or no output has a gradient.
+    """
+    if given is not None:
+        return _scalar(given(output, inputs)), "given"
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
+        return own.sum(), "the model's own"
+    logits = _logits(output, anatomy)
+    ids = _token_ids(inputs)
+    if logits is not None and ids is not None and _fit(logits, ids):
+        return _next_token(logits, ids, inputs), "cross-entropy of the next token"
+    found = next((t for t in floats(output) if t.requires_grad and t.numel()), None)
+    if found is None:
+        raise InputError("no output of the model depends on a parameter", hint="pass loss=")
+    return stats.widen(found).square().mean(), "mean square of the first output"
+
+
+def _scalar(loss: object) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.sum()
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    if isinstance(loss, Tensor) and not loss.requires_grad:
+        found += " without a gradient"
+    raise InputError(
+        "the given loss cannot be differentiated",
+        expected="loss(output, inputs) that returns a scalar tensor computed from the output",
+        found=found,
+    )
+
+
+def _logits(output: Any, anatomy: Anatomy) -> Tensor | None:
+    """The output's logits [B, T, V]; where they have no name, the first output if it comes from a head."""
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = named if isinstance(named, Tensor) else next(iter(floats(output)), None)
+    if found is None or found.dim() != 3 or not found.requires_grad:
+        return None
+    return found if found is named or anatomy.head is not None else None
+
+
+def _token_ids(inputs: Inputs) -> Tensor | None:
+    """Token ids [B, T]: those of the decoder where there are some, else the first integer matrix."""
+    args, kwargs = split(inputs)
+    named = [kwargs[n] for n in ("decoder_input_ids", "input_ids") if kwargs.get(n) is not None]
+    candidates = named or [*args, *kwargs.values()]
+    return next((t for t in candidates if _is_ids(t)), None)
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def _fit(logits: Tensor, ids: Tensor) -> bool:
+    batch, tokens, vocabulary = logits.shape
+    fits = tuple(ids.shape) == (batch, tokens) and tokens > 1
+    return fits and bool(((ids >= 0) & (ids < vocabulary)).all())
+
+
+def _next_token(logits: Tensor, ids: Tensor, inputs: Inputs) -> Tensor:
+    """Mean over all tokens with a successor that is no padding, in nats, float32 or wider."""
+    targets = ids[:, 1:].long()
+    mask = split(inputs)[1].get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == ids.shape and bool(mask[:, 1:].any()):
+        targets = targets.masked_fill(mask[:, 1:] == 0, _IGNORED)
+    return F.cross_entropy(
+        stats.widen(logits[:, :-1]).flatten(0, 1), targets.to(logits.device).flatten(), ignore_index=_IGNORED
+    )
