@@ -30,6 +30,11 @@ def test_token_rms_of_a_constant_row_is_its_magnitude_even_where_squares_leave_f
     torch.testing.assert_close(stats.token_rms(-sizes[:, None].expand(4, 8)), sizes, rtol=1e-6, atol=0)
 
 
+def test_narrow_types_are_widened_to_float32() -> None:
+    assert stats.widen(torch.tensor(1e5, dtype=torch.bfloat16)).item() == pytest.approx(1e5, rel=2**-8)
+    assert stats.widen(torch.tensor(2**20 + 1)).item() == 2**20 + 1
+
+
 def test_token_rms_keeps_what_is_not_finite() -> None:
     rows = torch.tensor([[1.0, NAN], [1.0, INF], [-INF, INF], [INF, NAN], [3.0, 4.0]])
     nan, *infinite, nan_too, finite = stats.token_rms(rows).tolist()
@@ -272,6 +277,11 @@ def test_the_bound_bounds_every_logit_and_is_reached_by_parallel_vectors(seed: i
     assert stats.logit_bound(row, 2 * row, scale)[0] == pytest.approx(
         2 * abs(scale) * row.square().sum().item(), rel=1e-5
     )
+
+
+def test_the_bound_takes_each_group_of_query_heads_with_its_own_key_head() -> None:
+    q, k = torch.ones(1, 4, 1, 4), torch.ones(1, 2, 1, 4) * torch.tensor([1.0, 10.0]).reshape(2, 1, 1)
+    assert stats.logit_bound(q, k, 0.5) == pytest.approx((2.0, 2.0, 20.0, 20.0))
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:

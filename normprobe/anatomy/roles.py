@@ -42,7 +42,8 @@ def _marks(
 def _stream_marks(norms: Sequence[NormSite], stream: ReadStream) -> Iterator[Mark]:
     for reading in stream.readings if stream.ahead else ():
         yield from (("pre", norm_path((s,), norms)) for s in reading.norms.on_sum)
-    yield ("pre" if stream.ahead else "embedding"), stream.record.entry_norm
+    yield "pre", norm_path(stream.own, norms)
+    yield "embedding", stream.record.entry_norm
     for reading in stream.readings:
         around = reading.norms
         yield from (("pre", norm_path((s,), norms)) for s in around.before)

@@ -23,14 +23,11 @@ _GROWING = frozenset({"pre", "sandwich", "output", "preact"})
 _UNWEIGHTED = frozenset(Role) - WEIGHTY
 
 
-def _entry(flow: Flow, source: int, ahead: bool) -> tuple[float | None, tuple[Step, ...]]:
-    """The constant factor on the way into the first read, and the norm that the stream begins with. Where the norms
-    belong to the blocks that follow, the first of them is the first block's own and is looked behind."""
+def _entry(flow: Flow, source: int) -> tuple[float | None, tuple[Step, ...]]:
+    """The constant factor on the way into a value, and the norm that this way begins with."""
     link = list(light_chain(flow, source))[-1]
     maker = flow.made_by(link.value)
-    if maker is None or maker.role is not Role.NORM:
-        return link.factor, ()
-    return _entry(flow, maker.inputs[0], False) if ahead else (link.factor, (maker,))
+    return link.factor, (maker,) if maker is not None and maker.role is Role.NORM else ()
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,12 @@ class ReadStream:
     """One stream with the readings behind its branches.
 
     `ahead` says that the norms on its sums belong to the blocks that follow: the skip is taken after each block's own
-    norm (`h = norm(x); x = h + f(h)`), so that the last of them is the final norm.
+    norm (`h = norm(x); x = h + f(h)`), so that the last of them is the final norm; `own` is the first block's norm.
     """
 
     record: Stream
     readings: tuple[Reading, ...]
+    own: tuple[Step, ...]
     ahead: bool
 
 
@@ -68,7 +66,10 @@ def read_stream(
     branches = branch_records(flow, readings, norms, model)
     out = read_out(flow, _last_value(flow, readings), head)
     ahead = _ahead(branches)
-    entry, entry_norms = _entry(flow, chain[0].source, ahead)
+    entry, entry_norms = _entry(flow, chain[0].source)
+    own = entry_norms if ahead else ()
+    if own:
+        entry, entry_norms = _entry(flow, own[0].inputs[0])
     axis = _feature_axis(flow, readings)
     final, needed, reason = _final(out, branches, norms, ahead)
     record = Stream(
@@ -86,7 +87,7 @@ def read_stream(
         feature_axis=axis,
         branches=tuple(branches),
     )
-    return ReadStream(record, tuple(readings), ahead)
+    return ReadStream(record, tuple(readings), own, ahead)
 
 
 def _ahead(branches: Sequence[Branch]) -> bool:

@@ -168,12 +168,13 @@ class Check(ABC):
         origin = source or (known.source if known else None)
         if origin is None:
             raise ValueError(f"{self.code}: a finding needs a source or one of the limits, found {against!r}")
+        place, every = where or ".", tuple(dict.fromkeys(places))
         return Finding(
             code=self.code,
             name=self.name,
             severity=severity or self.severity,
-            where=where or ".",
-            places=tuple(dict.fromkeys(places)),
+            where=place,
+            places=every if every != (place,) else (),
             message=message,
             value=value,
             limit=getattr(self, known.name) if known else bound,

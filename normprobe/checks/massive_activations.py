@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -52,21 +53,26 @@ class MassiveActivations(Check):
     )
 
     def check(self, data: ReportData) -> Outcome:
-        """Yield one note for every entry that stands out of its stream."""
+        """Yield one note for every channel of a stream that has entries that stand out."""
         if not data.measurements.residual:
             yield self.skip("no residual stream was measured")
         for stream in data.measurements.residual:
+            channels: dict[int, list[MassiveActivation]] = {}
             for entry in stream.massive:
                 if self.exceeds(entry.ratio, self.max_ratio):
-                    yield self._found(stream, entry)
+                    channels.setdefault(entry.channel, []).append(entry)
+            for entries in channels.values():
+                yield self._found(stream, entries)
 
-    def _found(self, stream: StreamMeasure, entry: MassiveActivation) -> Finding:
-        first, last = (_path(stream, index) for index in (entry.first, entry.last))
+    def _found(self, stream: StreamMeasure, entries: list[MassiveActivation]) -> Finding:
+        worst = max(entries, key=lambda entry: entry.ratio if math.isfinite(entry.ratio) else math.inf)
+        more = f" (and {len(entries) - 1} more)" if len(entries) > 1 else ""
+        first, last = (_path(stream, index) for index in (worst.first, worst.last))
         return self.finding(
             first,
-            f"channel {entry.channel} at position {entry.position} holds {number(entry.value)}, "
-            f"{number(entry.ratio)} times the median |x| of the stream, up to {last}",
-            value=entry.ratio,
+            f"channel {worst.channel} at position {worst.position}{more} holds {number(worst.value)}, "
+            f"{number(worst.ratio)} times the median |x| of the stream, up to {last}",
+            value=worst.ratio,
             against="max_ratio",
         )
 

@@ -165,7 +165,7 @@ def weight_multiply(
 
 
 def _as_drawn(value: Tensor) -> Tensor:
-    """A recovered value without its rounding errors, which decide ties: drawn values are multiples of 1/128."""
+    """A recovered value without its rounding errors, which would decide ties (see `draw`)."""
     nearest = (value * 128).round() / 128
     return nearest if bool((nearest - value).abs().amax() <= 1e-5 * value.abs().amax()) else value
 

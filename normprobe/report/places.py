@@ -15,14 +15,15 @@ def shorten(path: str, width: int) -> str:
     """`path` in at most `width` characters, the middle replaced by `…`; the end stays, it names the module.
 
     Args:
-        path: a dotted module path.
+        path: a dotted module path, or a file's path.
         width: room in characters, at least 1.
     """
     if len(path) <= width:
         return path
-    head, *rest = path.split(".")
+    separator = "/" if "/" in path else "."
+    head, *rest = path.split(separator)
     for start in range(1, len(rest)):
-        candidate = f"{head}…" + ".".join(rest[start:])
+        candidate = f"{head}…{separator if separator == '/' else ''}" + separator.join(rest[start:])
         if len(candidate) <= width:
             return candidate
     left = max(0, (width - 1) // 3)

@@ -20,6 +20,7 @@ from normprobe.report.overview import owner
 from normprobe.report.wording import number, plural
 
 Facts: TypeAlias = tuple[str, ...]
+_MOST_MASSIVE = 3
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,18 @@ def _stream(measure: StreamMeasure) -> Series:
         reference_label="√L reference",
         companion=tuple(state.abs_max for state in measure.states),
         companion_label="largest |x|",
-        captions=(_growth(measure), *map(_massive, measure.massive)),
+        captions=(_growth(measure), *_massive(measure.massive)),
     )
 
 
 def _growth(measure: StreamMeasure) -> Facts:
     growth = measure.growth
-    stands_on = (f"entry {number(measure.entry_rms)}", *basis_facts(measure.basis))
+    peak = largest([state.abs_max for state in measure.states])
+    stands_on = (
+        f"entry {number(measure.entry_rms)}",
+        f"largest |x| {number(measure.states[peak].abs_max)} after write {peak + 1}",
+        *basis_facts(measure.basis),
+    )
     broken = [state.path for state in measure.states if not state.finite]
     if broken:
         return (
@@ -121,12 +127,17 @@ def _growth(measure: StreamMeasure) -> Facts:
     return exponent, *fit, *stands_on
 
 
-def _massive(one: MassiveActivation) -> Facts:
-    writes = f"writes {one.first + 1}–{one.last + 1}" if one.last != one.first else f"write {one.first + 1}"
-    return (
-        f"massive: {number(one.value)} in channel {one.channel}, position {one.position}, {writes}",
-        f"{number(one.ratio)} × the median",
-    )
+def _massive(found: Sequence[MassiveActivation]) -> Iterator[Facts]:
+    """The largest ones in a line each, the others counted."""
+    for one in sorted(found, key=lambda one: -abs(one.value))[:_MOST_MASSIVE]:
+        last = f"–{one.last + 1}" if one.last != one.first else ""
+        yield (
+            f"massive: {number(one.value)} in channel {one.channel}, position {one.position}, "
+            f"{'writes' if last else 'write'} {one.first + 1}{last}",
+            f"{number(one.ratio)} × the median",
+        )
+    if len(found) > _MOST_MASSIVE:
+        yield (f"and {len(found) - _MOST_MASSIVE} more massive activations",)
 
 
 def _attention(data: ReportData) -> Chart:

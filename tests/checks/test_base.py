@@ -70,6 +70,12 @@ def test_a_finding_without_a_source_is_refused() -> None:
         Loud().finding("a", "b", against="mots")
 
 
+def test_places_are_listed_once_and_only_where_there_are_several() -> None:
+    assert Loud().finding("a", "b", against="most", places=["a", "a"]).places == ()
+    assert Loud().finding("a", "b", against="most", places=["a", "c", "a"]).places == ("a", "c")
+    assert Loud().finding("", "b", against="most").where == "."
+
+
 def test_a_level_that_is_too_low_is_said() -> None:
     (skipped,) = Loud().run(ReportData(level="forward"))
     assert isinstance(skipped, Skipped)

@@ -237,7 +237,8 @@ def test_np208_finds_a_norm_that_its_running_module_forgot(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["tower.blocks.0.norm", "tower.norm", "blocks.10.norm", "blocks.0.attn2.norm"]
+    "path",
+    ["tower.blocks.0.norm", "tower.norm", "blocks.10.norm", "blocks.0.attn2.norm", "blocks.0.att.norm"],
 )
 def test_np208_skips_a_norm_of_a_module_that_did_not_run(path: str) -> None:
     found, skipped = judge("NP208", b.document(norms=(b.norm(), idle(path), idle("tower.blocks.1.norm"))))

@@ -65,6 +65,24 @@ def test_np303_names_channel_position_value_and_extent() -> None:
     assert found.severity.value == "note"
 
 
+def test_np303_gathers_the_positions_of_a_channel_and_states_the_largest() -> None:
+    entries = (
+        b.massive(300.0),
+        b.massive(400.0, position=7),
+        b.massive(200.0, channel=6),
+        b.massive(9.0, 5, 2),
+    )
+    found, _ = judge("NP303", b.document(residual=(b.residual(massive=entries),)))
+    assert [(f.value, f.message.split(" holds")[0]) for f in found] == [
+        (400.0, "channel 5 at position 7 (and 1 more)"),
+        (200.0, "channel 6 at position 0"),
+    ]
+    broken = (b.massive(300.0), b.massive(NAN, position=7))
+    (lost,), _ = judge("NP303", b.document(residual=(b.residual(massive=broken),)))
+    assert isinstance(lost.value, float)
+    assert math.isnan(lost.value)
+
+
 def test_np303_passes_up_to_its_limit_and_survives_a_broken_index() -> None:
     assert judge("NP303", b.document(residual=(b.residual(massive=(b.massive(100.0),)),))) == ((), ())
     lost = b.massive(900.0).model_copy(update={"first": 9})
@@ -162,8 +180,9 @@ def test_np401_passes_what_is_bounded(site: Any, heads: Any) -> None:
     assert judge("NP401", measured(site, heads)) == ((), ())
 
 
-def test_np401_is_not_silent_about_a_broken_bound_or_an_unmeasured_site() -> None:
-    (found,), _ = judge("NP401", measured(b.site(softcap=50.0), b.logits(3.0, bound=NAN)))
+@pytest.mark.parametrize("bound", [NAN, INF])
+def test_np401_is_not_silent_about_a_broken_bound_or_an_unmeasured_site(bound: float) -> None:
+    (found,), _ = judge("NP401", measured(b.site(softcap=50.0), b.logits(3.0, bound=bound)))
     assert found.severity.value == "note"
     found_too, skipped = judge("NP401", measured(b.site("other"), b.logits(3.0)))
     assert found_too == ()

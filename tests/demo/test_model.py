@@ -150,8 +150,8 @@ def test_a_foreign_character_is_named() -> None:
 
 
 def test_the_rest_of_the_model_is_healthy(model: Decoder) -> None:
-    """The residual stream grows, but less than tenfold; every write is smaller than what it is added to, and
-    attention logits stay under the limit of the check on them."""
+    """The residual stream keeps its scale within a factor of three, and attention logits stay under the
+    limit of the check on them."""
     streams: list[Tensor] = []
     logits: list[Tensor] = []
 
@@ -172,6 +172,5 @@ def test_the_rest_of_the_model_is_healthy(model: Decoder) -> None:
         handle.remove()
     rms = torch.stack([x.square().mean(-1).sqrt().median() for x in streams])
     assert len(rms) == 7
-    assert (rms[1:] > 0.9 * rms[:-1]).all()
-    assert rms[-1] / rms[0] < 10
+    assert rms.max() / rms.min() < 3
     assert max(x.abs().max() for x in logits) < MAX_LOGIT

@@ -17,6 +17,7 @@ from normprobe.records import (
 from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.groups import finding_groups, skipped_groups
 from normprobe.report.overview import leftover_facts, owner, stream_facts, stream_lines
+from normprobe.report.series import charts
 from tests.report import examples
 from tests.report.builders import norm, norms_of, site, stream
 
@@ -150,3 +151,21 @@ def test_the_same_code_with_another_severity_is_another_group() -> None:
 def test_skips_with_one_reason_share_a_line() -> None:
     skipped = [Skipped(what="a", why="x"), Skipped(what="b", why="y"), Skipped(what="c", why="x")]
     assert skipped_groups(skipped) == [(("a", "c"), "x"), (("b",), "y")]
+
+
+def test_the_largest_massive_activations_are_shown_and_the_others_counted() -> None:
+    found = [
+        MassiveActivation(channel=c, position=0, value=v, ratio=500.0, first=0, last=c)
+        for c, v in enumerate((10.0, -900.0, 30.0, 20.0, 800.0))
+    ]
+    data = examples.clean()
+    residual = data.measurements.residual[0].model_copy(update={"massive": tuple(found)})
+    measurements = data.measurements.model_copy(update={"residual": (residual,)})
+    captions = charts(data.model_copy(update={"measurements": measurements}))[0].series[0].captions
+    assert "largest |x| 1279 after write 60" in captions[0]
+    assert [caption[0] for caption in captions[1:]] == [
+        "massive: -900 in channel 1, position 0, writes 1–2",
+        "massive: 800 in channel 4, position 0, writes 1–5",
+        "massive: 30 in channel 2, position 0, writes 1–3",
+        "and 2 more massive activations",
+    ]

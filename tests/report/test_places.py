@@ -15,6 +15,7 @@ from normprobe.report.places import joined, ranges, shorten
         (["h.0.norm", "h.1.norm", "h.2.norm"], ["h.0–2.norm"]),
         (["h.0.norm", "h.2.norm", "h.3.norm"], ["h.0,2–3.norm"]),
         (["h.10.a", "h.9.a"], ["h.9–10.a"]),
+        ([f"h.{k}.a" for k in (7, 0, 33, 2, 20, 1)], ["h.0–2,7,20,33.a"]),
         (["h.0.a", "h.1.a", "h.0.b", "h.1.b"], ["h.0–1.{a, b}"]),
         (["h.0.a", "h.1.a", "final"], ["h.0–1.a", "final"]),
         (["a.0.b.0", "a.0.b.1", "a.1.b.0", "a.1.b.1"], ["a.0–1.b.0–1"]),
@@ -66,6 +67,7 @@ def test_whole_components_are_kept_where_they_fit() -> None:
     path = "model.vision_tower.encoder.layers.3.self_attn.q_norm"
     assert shorten(path, 31) == "model…layers.3.self_attn.q_norm"
     assert shorten(path, 30) == "model…3.self_attn.q_norm"
+    assert shorten("/home/me/models/small/model.Q4.gguf", 24) == "…/small/model.Q4.gguf"
 
 
 def test_what_does_not_fit_is_counted() -> None:
