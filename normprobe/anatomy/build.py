@@ -16,9 +16,10 @@ from normprobe.anatomy.flow import Flow, Group
 from normprobe.anatomy.flow import build as build_flow
 from normprobe.anatomy.inline import find_inline_norms
 from normprobe.anatomy.levels import Levels
-from normprobe.anatomy.norm_sites import find_module_norms, find_unused_norms
+from normprobe.anatomy.norm_sites import find_module_norms, find_static_norms, find_unused_norms
 from normprobe.anatomy.ops import Role
 from normprobe.anatomy.readout import HeadWay, read_head, steps_behind
+from normprobe.anatomy.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.statics import Statics
 from normprobe.anatomy.streams import ReadStream, read_stream
@@ -49,12 +50,16 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     attention = find_attention(flow)
     streams = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
-    unused = find_unused_norms(model, trace)
+    aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
     head = read_head(flow, trace.outputs[0][1]) if trace.outputs else None
     anatomy = Anatomy(
-        norms=with_roles([*norms, *unused], streams, sites, flow),
+        norms=with_roles([*norms, *aside], streams, sites, flow),
         streams=_unique_names([s.record for s in streams]),
         attention=tuple(site.record for site in sites),
+        reparametrizations=(
+            *find_reparametrizations(model, flow),
+            *find_unused_reparametrizations(model, trace),
+        ),
         head=head,
     )
     return Reading(anatomy, tuple(Skipped(what="data flow", why=note) for note in trace.notes))

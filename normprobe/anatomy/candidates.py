@@ -31,6 +31,18 @@ class Candidates:
             if not call.composite and call.spec is not None and self._possible(call):
                 yield call
 
+    def static_calls(self) -> Iterator[Call]:
+        """Runs that take statistics of static values alone (of position embeddings, say), later and inner ones first."""
+        for call in reversed(self.trace.calls):
+            nodes = self.trace.nodes[call.first_node : call.last_node]
+            works = [n for n in nodes if n.op not in SOURCES]
+            static = not any(self.levels.of[v] for n in works for v in n.outputs)
+            if call.composite or call.spec is None or len(call.outputs) != 1 or not works or not static:
+                continue
+            roles = {classify(n, frozenset(n.inputs[:1])) for n in works if n.inputs}
+            if roles & _STATISTICS and not roles & WEIGHTY:
+                yield call
+
     def nodes(self, call: Call) -> frozenset[int]:
         """The operations on signals inside `call`."""
         return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None)

@@ -63,6 +63,38 @@ class GraphSubject:
         return Instance(call, tensors, self._parameters, dtype)
 
 
+class StaticFunction:
+    """A static value as a function of the parameters and buffers that it is computed from, in float64.
+
+    Args:
+        model: holds those parameters and buffers; never touched.
+        trace: the recording.
+        levels: levels of its values.
+        value: the static value.
+
+    Raises:
+        UnreadableAnatomyError: a tensor is needed that was made outside the recorded forward.
+    """
+
+    def __init__(self, model: nn.Module, trace: Trace, levels: Levels, value: int) -> None:
+        self._value = value
+        self._nodes = _static_nodes(trace, levels, [trace.producer(value)])
+        self._nodes = [n for n in self._nodes if n.id != trace.producer(value).id] + [trace.producer(value)]
+        self._state = _state(model, self._nodes)
+        self.parameters = frozenset(n.name for n in self._nodes if n.op == "parameter")
+
+    def start(self, seed: int) -> dict[str, Tensor]:
+        """Random parameters and buffers."""
+        return draw(self._state.items(), self.parameters, seed)
+
+    def __call__(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The value for these parameters and buffers."""
+        env: dict[int, Tensor] = {}
+        for node in self._nodes:
+            _run(node, env, tensors, torch.float64)
+        return env[self._value]
+
+
 def _static_nodes(trace: Trace, levels: Levels, nodes: Sequence[Node]) -> list[Node]:
     """The static nodes behind `nodes`, in order of time."""
     todo = [v for n in nodes for v in n.inputs if not levels.signal(v)]

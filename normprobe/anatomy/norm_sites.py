@@ -98,6 +98,22 @@ def _site(model: nn.Module, path: str, spec: NormSpec, executions: int) -> NormS
     )
 
 
+def find_static_norms(model: nn.Module, candidates: Candidates) -> list[NormSite]:
+    """Norms that ran on static values alone; no signal passes them, so they are no steps of the flow."""
+    sites: dict[str, NormSite] = {}
+    covered: set[int] = set()
+    for call in candidates.static_calls():
+        nodes = set(range(call.first_node, call.last_node))
+        if nodes & covered or call.spec is None:
+            continue
+        spec = identify_module(model.get_submodule("" if call.path == "." else call.path), call.spec)
+        if spec is not None and spec.kind not in NOT_NORMS:
+            covered |= nodes
+            runs = sites[call.path].executions + 1 if call.path in sites else 1
+            sites[call.path] = _site(model, call.path, spec, runs)
+    return list(sites.values())
+
+
 def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
     """Norms among the modules that hold parameters of their own and never ran in this forward.
 

@@ -9,6 +9,7 @@ from normprobe.records import (
     BranchScale,
     Finding,
     Head,
+    MassiveActivation,
     QKNorm,
     Reparametrization,
     Severity,

@@ -1,0 +1,116 @@
+"""Weights that are computed from other parameters at every forward, told by how they react to a change of those."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.graph_subject import StaticFunction
+from normprobe.anatomy.levels import Levels
+from normprobe.anatomy.ops import Role, base
+from normprobe.anatomy.statics import Statics
+from normprobe.capture.recorder import record
+from normprobe.capture.trace import Trace
+from normprobe.errors import UnreadableAnatomyError
+from normprobe.records import Reparametrization
+
+Kind = Literal["weight_norm", "spectral_norm", "weight_standardization"]
+_CLOSE = 1e-6
+_LARGE = 1e4  # parameters this large make an eps beside their norm negligible
+
+
+def find_reparametrizations(model: nn.Module, flow: Flow) -> tuple[Reparametrization, ...]:
+    """Weight norm (Salimans & Kingma 2016), spectral norm (Miyato et al. 2018) and weight standardisation (Qiao et al.
+    2019) of every weight that a product or convolution uses; `path` is the module in which it is used."""
+    found: dict[str, Reparametrization] = {}
+    for step in flow.steps:
+        if step.role is not Role.MATMUL:
+            continue
+        for value in step.statics:
+            path = flow.path(step)
+            if path not in found and _computed(flow, value):
+                kind = _kind(model, flow, value)
+                if kind is not None:
+                    found[path] = Reparametrization(path=path, kind=kind)
+    return tuple(found.values())
+
+
+def find_unused_reparametrizations(model: nn.Module, trace: Trace) -> tuple[Reparametrization, ...]:
+    """The like for parametrised modules that did not run: their weights are computed once, under the recorder."""
+    ran = {call.path for call in trace.calls}
+    found = []
+    for path, module in model.named_modules():
+        if path in ran or not parametrize.is_parametrized(module):
+            continue
+        for name in module.parametrizations:  # type: ignore[union-attr]
+            reader = _Read(module, name)
+            read = record(reader, ())
+            flow = Flow(read, Levels(read), Statics(reader, read))
+            kind = _kind(reader, flow, read.outputs[0][1])
+            if kind is not None:
+                found.append(Reparametrization(path=path, kind=kind))
+    return tuple(found)
+
+
+class _Read(nn.Module):
+    """Returns one computed tensor of a module."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.module, self.name = module, name
+
+    def forward(self) -> Tensor:
+        tensor: Tensor = getattr(self.module, self.name)
+        return tensor
+
+
+def _computed(flow: Flow, value: int) -> bool:
+    """Whether a static operand with parameters was made by more than views of one parameter."""
+    while flow.levels.parameters(value):
+        node = flow.trace.producer(value)
+        if node.op == "parameter":
+            return False
+        if not getattr(node.function, "is_view", False) and base(node.op) not in ("aten._to_copy", "aten.clone"):
+            return len(flow.trace.values[value].shape) > 1
+        value = node.inputs[0]
+    return False
+
+
+def _kind(model: nn.Module, flow: Flow, value: int) -> Kind | None:
+    try:
+        function = StaticFunction(model, flow.trace, flow.levels, value)
+    except UnreadableAnatomyError:
+        return None
+    with torch.no_grad():
+        start = {n: t * (_LARGE if n in function.parameters else 1.0) for n, t in function.start(seed=1).items()}
+        weight = function(start)
+        for name, tensor in start.items():
+            if name in function.parameters and _same(function(start | {name: 3.0 * tensor}), weight):
+                return _invariant_kind(function, start, name, weight)
+    return None
+
+
+def _invariant_kind(
+    function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor
+) -> Kind | None:
+    """The kind of a weight that does not change with the scale of parameter `name`."""
+    shifted = function(start | {name: start[name] + 0.5 * _LARGE})
+    if _same(shifted, weight):
+        return "weight_standardization"
+    gains = [n for n in start if n in function.parameters and n != name]
+    if any(_same(function(start | {gain: 3.0 * start[gain]}), 3.0 * weight) for gain in gains):
+        return "weight_norm"
+    if start[name].numel() == weight.numel():
+        ratio = (weight.reshape(-1) / start[name].reshape(-1)) if weight.shape == start[name].shape else None
+        if ratio is not None and _same(ratio, ratio[0].expand_as(ratio)):
+            return "spectral_norm"
+        return "weight_norm"
+    return None
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().amax() <= _CLOSE * b.abs().amax().clamp_min(1e-30))
