@@ -100,12 +100,8 @@ def _measure(
     return measured, skipped
 
 
-def _judge(
-    data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]
-) -> Report:
-    facts = data.model_copy(
-        update={"anatomy": reading.anatomy, "measurements": measured, "versions": versions()}
-    )
+def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:
+    facts = data.model_copy(update={"anatomy": reading.anatomy, "measurements": measured, "versions": versions()})
     findings, unlooked = checks.run(facts)
     everything = tuple(dict.fromkeys((*reading.skipped, *skipped, *unlooked)))
     return Report(facts.model_copy(update={"findings": findings, "skipped": everything}))
@@ -116,9 +112,7 @@ def _check_settings(level: str, measures: Sequence[str]) -> None:
     if level not in levels:
         raise SettingError(f"unknown level {level!r}", expected=" | ".join(levels), found=repr(level))
     if measures:
-        raise SettingError(
-            f"unknown measure {measures[0]!r}", expected="no measure beyond the levels exists yet"
-        )
+        raise SettingError(f"unknown measure {measures[0]!r}", expected="no measure beyond the levels exists yet")
 
 
 def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[Inputs, str]:

@@ -131,7 +131,8 @@ def _common_source(
     """The nearest value of `chain` that `end` was computed from, and the steps visited on the way back from `end`."""
     candidates: dict[int, tuple[Link, tuple[int, ...]]] = {}
     reached = len(flow.steps)
-    heap, seen, visited = [(-flow.producer.get(end, -1), end)], {end}, []
+    heap, seen = [(-flow.producer.get(end, -1), end)], {end}
+    visited: list[int] = []
     while heap:
         order, value = heapq.heappop(heap)
         while reached >= -order:
@@ -197,7 +198,8 @@ def _split(flow: Flow, source: int, part: Part, writes: dict[int, Write]) -> lis
 
 def _region_to(flow: Flow, source: int, end: int, within: frozenset[int]) -> frozenset[int]:
     """The steps of `within` on ways from `source` to `end`."""
-    todo, visited = [end], set()
+    todo = [end]
+    visited: set[int] = set()
     while todo:
         step = flow.made_by(todo.pop())
         if step is None or step.id not in within or step.id in visited:

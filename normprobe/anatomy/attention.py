@@ -25,16 +25,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     query, key, value = (trace_side(flow, v) for v in (op.query, op.key, op.value))
     shape = flow.shape(op.query)
     heads = _heads(flow, op, query)
-    names: tuple[tuple[Literal["q", "k", "v"], int, Side], ...] = (
-        ("q", op.query, query),
-        ("k", op.key, key),
-        ("v", op.value, value),
-    )
-    columns: dict[Literal["q", "k", "v"], HeadRows] = {}
-    for name, operand, side in names:
-        rows = head_rows(flow, operand, side, _operand_heads(flow, operand, heads))
-        if rows is not None:
-            columns[name] = rows
+    columns = _columns(flow, (("q", op.query, query), ("k", op.key, key), ("v", op.value, value)), heads)
     factors = (op.factor, query.factor, key.factor)
     known = [f for f in factors if f is not None]
     parameters = op.scale_parameters + query.scale_parameters + key.scale_parameters
@@ -53,6 +44,15 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         site=op.site,
     )
     return ReadSite(record, query.norms, key.norms)
+
+
+def _columns(
+    flow: Flow, operands: tuple[tuple[Literal["q", "k", "v"], int, Side], ...], heads: int
+) -> dict[Literal["q", "k", "v"], HeadRows]:
+    found = {
+        name: head_rows(flow, operand, side, _operand_heads(flow, operand, heads)) for name, operand, side in operands
+    }
+    return {name: rows for name, rows in found.items() if rows is not None}
 
 
 def _operand_heads(flow: Flow, operand: int, heads: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import LIGHT, Role, base
 from normprobe.anatomy.walk import argument_value, constant_factor, first_readers

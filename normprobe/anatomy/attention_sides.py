@@ -137,7 +137,7 @@ def _rows(index: Tensor, name: str, axis: int, heads: int) -> HeadRows | None:
         return None
     ranges = []
     for head in range(heads):
-        ranges.append(_ranges(per_head[head].reshape(-1).unique().tolist()))
+        ranges.append(_ranges(torch.unique(per_head[head]).tolist()))
     return HeadRows(parameter=name, axis=axis, heads=tuple(ranges))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Located:
-    """A branch for naming: module where the add runs, whether it mixes tokens or channels, and the modules whose weights it uses."""
+    """A branch for naming: where its add runs, whether it mixes tokens or channels, the modules whose weights it uses."""
 
     path: str
     family: str
@@ -40,7 +39,11 @@ def block_names(branches: Sequence[Located]) -> list[str]:
 
 def stream_name(blocks: Sequence[str], path: str) -> str:
     """The container that holds the blocks: their common path without a number at its end; else `path`."""
-    shared = os.path.commonprefix([block.split(".") for block in blocks])
+    shared: list[str] = []
+    for parts in zip(*(block.split(".") for block in blocks), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
     while shared and shared[-1].isdigit():
         shared.pop()
     return ".".join(shared) or path

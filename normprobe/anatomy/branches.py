@@ -99,9 +99,7 @@ def _located(flow: Flow, reading: Reading) -> Located:
     return Located(flow.path(reading.write.step), family(reading.kind), modules)
 
 
-def _record(
-    flow: Flow, reading: Reading, path: str, block: str, norms: Sequence[NormSite], model: nn.Module
-) -> Branch:
+def _record(flow: Flow, reading: Reading, path: str, block: str, norms: Sequence[NormSite], model: nn.Module) -> Branch:
     write, part, around = reading.write, reading.part, reading.norms
     return Branch(
         path=path,

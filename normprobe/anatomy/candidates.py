@@ -32,7 +32,7 @@ class Candidates:
                 yield call
 
     def static_calls(self) -> Iterator[Call]:
-        """Runs that take statistics of static values alone (of position embeddings, say), later and inner ones first."""
+        """Runs that take statistics of static values alone (position embeddings, say), later and inner ones first."""
         for call in reversed(self.trace.calls):
             nodes = self.trace.nodes[call.first_node : call.last_node]
             works = [n for n in nodes if n.op not in SOURCES]

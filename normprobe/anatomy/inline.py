@@ -65,9 +65,7 @@ class _Finder:
         key = self._signature(region, nodes)
         if key not in self.cache:
             try:
-                subject = GraphSubject(
-                    self.model, self.flow.trace, self.flow.levels, nodes, region.origin, region.end
-                )
+                subject = GraphSubject(self.model, self.flow.trace, self.flow.levels, nodes, region.origin, region.end)
                 self.cache[key] = identify(subject)
             except UnreadableAnatomyError:
                 self.cache[key] = None

@@ -23,7 +23,7 @@ _LOOP = 5  # positions read one by one that make a loop
 
 
 def family(kind: BranchKind) -> str:
-    """"channels" for what acts on every token alone, else "tokens"."""
+    """ "channels" for what acts on every token alone, else "tokens"."""
     return "channels" if kind in CHANNEL_MIXERS else "tokens"
 
 

@@ -32,33 +32,119 @@ LIGHT = frozenset({Role.MOVE, Role.SCALE, Role.SHIFT})
 WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 
 _MOVES = frozenset(
-    "normprobe.alias aten.clone aten.contiguous aten._to_copy aten.detach aten.lift_fresh aten.copy_ aten.copy"
-    " aten.cat aten.stack aten.index aten.index_select aten.gather aten.constant_pad_nd aten.flip aten.roll"
-    " aten.repeat aten.index_put aten.index_put_ aten._index_put_impl_ aten.scatter aten.masked_fill aten.masked_fill_"
-    " aten.where aten.masked_scatter aten.native_dropout aten._unsafe_view aten.reshape aten.view_as_real"
-    " aten.view_as_complex aten._reshape_alias aten.slice_scatter aten.select_scatter aten.unfold"
-    " aten._unsafe_index aten.index_copy aten.masked_select aten.expand_copy aten.squeeze_copy aten.tril aten.triu"
-    " aten.repeat_interleave aten.slice_copy aten.alias aten._conj aten.fill aten.reflection_pad1d"
-    " aten.split_with_sizes_copy aten.pixel_shuffle aten.pixel_unshuffle aten.channel_shuffle".split()
+    [
+        "normprobe.alias",
+        "aten.clone",
+        "aten.contiguous",
+        "aten._to_copy",
+        "aten.detach",
+        "aten.lift_fresh",
+        "aten.copy_",
+        "aten.copy",
+        "aten.cat",
+        "aten.stack",
+        "aten.index",
+        "aten.index_select",
+        "aten.gather",
+        "aten.constant_pad_nd",
+        "aten.flip",
+        "aten.roll",
+        "aten.repeat",
+        "aten.index_put",
+        "aten.index_put_",
+        "aten._index_put_impl_",
+        "aten.scatter",
+        "aten.masked_fill",
+        "aten.masked_fill_",
+        "aten.where",
+        "aten.masked_scatter",
+        "aten.native_dropout",
+        "aten._unsafe_view",
+        "aten.reshape",
+        "aten.view_as_real",
+        "aten.view_as_complex",
+        "aten._reshape_alias",
+        "aten.slice_scatter",
+        "aten.select_scatter",
+        "aten.unfold",
+        "aten._unsafe_index",
+        "aten.index_copy",
+        "aten.masked_select",
+        "aten.expand_copy",
+        "aten.squeeze_copy",
+        "aten.tril",
+        "aten.triu",
+        "aten.repeat_interleave",
+        "aten.slice_copy",
+        "aten.alias",
+        "aten._conj",
+        "aten.fill",
+        "aten.reflection_pad1d",
+        "aten.split_with_sizes_copy",
+        "aten.pixel_shuffle",
+        "aten.pixel_unshuffle",
+        "aten.channel_shuffle",
+    ]
 )
 _MATMULS = frozenset(
-    "aten.mm aten.bmm aten.addmm aten.baddbmm aten.matmul aten.linear aten.convolution aten._convolution aten.dot"
-    " aten.mv aten.addmv aten.einsum aten._int_mm aten.mkldnn_convolution aten.convolution_overrideable"
-    " aten.addbmm aten._grouped_mm aten._trilinear aten.cudnn_convolution".split()
+    [
+        "aten.mm",
+        "aten.bmm",
+        "aten.addmm",
+        "aten.baddbmm",
+        "aten.matmul",
+        "aten.linear",
+        "aten.convolution",
+        "aten._convolution",
+        "aten.dot",
+        "aten.mv",
+        "aten.addmv",
+        "aten.einsum",
+        "aten._int_mm",
+        "aten.mkldnn_convolution",
+        "aten.convolution_overrideable",
+        "aten.addbmm",
+        "aten._grouped_mm",
+        "aten._trilinear",
+        "aten.cudnn_convolution",
+    ]
 )
-_POOLS = frozenset("aten.mean aten.sum aten.avg_pool1d aten.avg_pool2d aten._adaptive_avg_pool2d".split())
+_POOLS = frozenset(["aten.mean", "aten.sum", "aten.avg_pool1d", "aten.avg_pool2d", "aten._adaptive_avg_pool2d"])
 _REDUCES = frozenset(
-    "aten.var aten.var_mean aten.std aten.std_mean aten.linalg_vector_norm aten.norm aten.amax aten.amin aten.max"
-    " aten.min aten.logsumexp aten.max_pool2d_with_indices".split()
+    [
+        "aten.var",
+        "aten.var_mean",
+        "aten.std",
+        "aten.std_mean",
+        "aten.linalg_vector_norm",
+        "aten.norm",
+        "aten.amax",
+        "aten.amin",
+        "aten.max",
+        "aten.min",
+        "aten.logsumexp",
+        "aten.max_pool2d_with_indices",
+    ]
 )
 _FUSED_NORMS = frozenset(
-    "aten.native_layer_norm aten._fused_rms_norm aten.native_group_norm aten.native_batch_norm"
-    " aten._native_batch_norm_legit aten._native_batch_norm_legit_no_training aten.cudnn_batch_norm"
-    " aten._batch_norm_with_update aten.miopen_batch_norm aten.batch_norm aten.layer_norm aten.rms_norm".split()
+    [
+        "aten.native_layer_norm",
+        "aten._fused_rms_norm",
+        "aten.native_group_norm",
+        "aten.native_batch_norm",
+        "aten._native_batch_norm_legit",
+        "aten._native_batch_norm_legit_no_training",
+        "aten.cudnn_batch_norm",
+        "aten._batch_norm_with_update",
+        "aten.miopen_batch_norm",
+        "aten.batch_norm",
+        "aten.layer_norm",
+        "aten.rms_norm",
+    ]
 )
-_ADDS = frozenset("aten.add aten.add_ aten.sub aten.sub_ aten.rsub".split())
-_SCALES = frozenset("aten.mul aten.mul_ aten.div aten.div_ aten.neg aten.neg_".split())
-_SOFTMAXES = frozenset("aten._softmax aten.softmax aten._safe_softmax aten.special_softmax".split())
+_ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
+_SCALES = frozenset(["aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
+_SOFTMAXES = frozenset(["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax"])
 _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
 
 

@@ -1,4 +1,4 @@
-"""Pieces of the flow that could be a norm written out in operations: they close over one signal and hold a statistic."""
+"""Pieces of the flow that could be a norm written out: they close over one signal and hold a statistic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import Role, base
 
-_INSIDE = frozenset(
-    {Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD}
-)
+_INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE})
 _MOST_STEPS, _MOST_CLOSINGS = 30, 3
 
@@ -35,7 +33,12 @@ def find_regions(flow: Flow) -> Iterator[list[Region]]:
     for step in flow.steps:
         if step.role is Role.NORM and step.group is None:
             closings = [Region(step.inputs[0], step.outputs[0], frozenset({step.id}), step)]
-        elif step.role is Role.GATE and base(step.node.op) in ("aten.mul", "aten.div", "aten.mul_", "aten.div_"):
+        elif step.role is Role.GATE and base(step.node.op) in (
+            "aten.mul",
+            "aten.div",
+            "aten.mul_",
+            "aten.div_",
+        ):
             closings = list(_closings(flow, step))[::-1]
         else:
             continue

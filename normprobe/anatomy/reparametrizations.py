@@ -46,7 +46,7 @@ def find_unused_reparametrizations(model: nn.Module, trace: Trace) -> tuple[Repa
     for path, module in model.named_modules():
         if path in ran or not parametrize.is_parametrized(module):
             continue
-        for name in module.parametrizations:  # type: ignore[union-attr]
+        for name in module.parametrizations:
             reader = _Read(module, name)
             read = record(reader, ())
             flow = Flow(read, Levels(read), Statics(reader, read))
@@ -74,7 +74,10 @@ def _computed(flow: Flow, value: int) -> bool:
         node = flow.trace.producer(value)
         if node.op == "parameter":
             return False
-        if not getattr(node.function, "is_view", False) and base(node.op) not in ("aten._to_copy", "aten.clone"):
+        if not getattr(node.function, "is_view", False) and base(node.op) not in (
+            "aten._to_copy",
+            "aten.clone",
+        ):
             return len(flow.trace.values[value].shape) > 1
         value = node.inputs[0]
     return False
@@ -94,9 +97,7 @@ def _kind(model: nn.Module, flow: Flow, value: int) -> Kind | None:
     return None
 
 
-def _invariant_kind(
-    function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor
-) -> Kind | None:
+def _invariant_kind(function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor) -> Kind | None:
     """The kind of a weight that does not change with the scale of parameter `name`."""
     shifted = function(start | {name: start[name] + 0.5 * _LARGE})
     if _same(shifted, weight):

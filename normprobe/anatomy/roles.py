@@ -33,8 +33,8 @@ def _marks(
         yield "final", stream.record.final_norm
         yield from _stream_marks(norms, stream)
     for site in attention:
-        for role, steps in (("query", site.query_norms), ("key", site.key_norms)):
-            yield from ((role, norm_path((step,), norms)) for step in steps)
+        yield from (("query", norm_path((step,), norms)) for step in site.query_norms)
+        yield from (("key", norm_path((step,), norms)) for step in site.key_norms)
     for step in _on_embeddings(flow, streams):
         yield "embedding", norm_path((step,), norms)
 

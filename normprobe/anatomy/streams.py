@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
@@ -19,15 +21,19 @@ from normprobe.anatomy.walk import last_makers, light_chain
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 
-_GROWING = frozenset({"pre", "sandwich", "output", "preact"})
+_GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 _UNWEIGHTED = frozenset(Role) - WEIGHTY
 
 
-def _entry(flow: Flow, source: int) -> tuple[float | None, tuple[Step, ...]]:
-    """The constant factor on the way into a value, and the norm that this way begins with."""
+def _entry(flow: Flow, source: int, ahead: bool) -> tuple[float | None, tuple[Step, ...], tuple[Step, ...]]:
+    """The constant factor on the way into the first read, the norm that this way begins with, and the first block's
+    own norm where that stands between (`ahead`)."""
     link = list(light_chain(flow, source))[-1]
     maker = flow.made_by(link.value)
-    return link.factor, (maker,) if maker is not None and maker.role is Role.NORM else ()
+    norm = (maker,) if maker is not None and maker.role is Role.NORM else ()
+    if norm and ahead:
+        return (*_entry(flow, norm[0].inputs[0], False)[:2], norm)
+    return link.factor, norm, ()
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,9 @@ def read_stream(
     branches = branch_records(flow, readings, norms, model)
     out = read_out(flow, _last_value(flow, readings), head)
     ahead = _ahead(branches)
-    entry, entry_norms = _entry(flow, chain[0].source)
-    own = entry_norms if ahead else ()
-    if own:
-        entry, entry_norms = _entry(flow, own[0].inputs[0])
+    multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead)
     axis = _feature_axis(flow, readings)
-    final, needed, reason = _final(out, branches, norms, ahead)
+    final = _final(out, branches, norms, ahead)
     record = Stream(
         name=stream_name([b.block for b in branches], branches[0].path),
         width=flow.shape(chain[0].output)[axis],
@@ -79,11 +82,9 @@ def read_stream(
         placement=_summary(branches),
         parallel=any(b.parallel for b in branches),
         entry_norm=norm_path(entry_norms, norms),
-        final_norm=final,
-        needs_final_norm=needed,
-        final_norm_reason=reason,
+        **final,
         raw_readers=out.raw_readers,
-        input_multiplier=entry,
+        input_multiplier=multiplier,
         feature_axis=axis,
         branches=tuple(branches),
     )
@@ -95,7 +96,7 @@ def _ahead(branches: Sequence[Branch]) -> bool:
     last = branches[-1]
     if last.post_norm is None or _inside(last.post_norm, last.block):
         return False
-    steps = [(a, b) for a, b in zip(branches, branches[1:], strict=False) if a.block != b.block]
+    steps = [(a, b) for a, b in pairwise(branches) if a.block != b.block]
     return bool(steps) and all(a.post_norm is not None and _inside(a.post_norm, b.block) for a, b in steps)
 
 
@@ -126,10 +127,15 @@ def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
     return -1
 
 
-def _final(
+def _final(out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool) -> dict[str, Any]:
+    """Path of the final norm, whether one is needed, and why, as fields of the record."""
+    path, needed, reason = _final_norm(out, branches, norms, ahead)
+    return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason}
+
+
+def _final_norm(
     out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool
 ) -> tuple[str | None, bool | None, str]:
-    """Path of the final norm, whether one is needed, and why."""
     last = branches[-1]
     if ahead:
         return last.post_norm, True, "found"

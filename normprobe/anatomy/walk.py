@@ -35,7 +35,7 @@ def light_chain(flow: Flow, value: int) -> Iterator[Link]:
 
 
 def constant_factor(flow: Flow, step: Step) -> float | None:
-    """The number that a scale step multiplies by (zeros of a mask apart); None where it is learned or not one number."""
+    """The number that a scale step multiplies by, zeros of a mask apart; None where it is learned or not one number."""
     name = base(step.node.op)
     if name.startswith("aten.neg"):
         return -1.0

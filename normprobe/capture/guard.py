@@ -50,8 +50,8 @@ class _ModuleState:
         if own.keys() != self.own.keys() or any(own[k] is not v for k, v in self.own.items()):
             own.clear()
             own.update(self.own)
-        for container, copy in self.inner.values():
-            _refill(container, copy)
+        for container, contents in self.inner.values():
+            _refill(container, contents)
         with torch.no_grad():
             for tensor, copy in self.tensors:
                 if tensor.device.type != "meta" and not _same_bits(tensor, copy):

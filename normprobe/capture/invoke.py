@@ -1,4 +1,4 @@
-"""Call a model with the inputs a person gave: a tensor, a tuple, or a dict; no key-value cache where it accepts that."""
+"""Call a model with the inputs a person gave: a tensor, a tuple, or a dict; without a cache where it accepts that."""
 
 from __future__ import annotations
 

@@ -65,9 +65,7 @@ class _Recorder:
 
     # ---- calls
 
-    def around(
-        self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         call = self.open(path, type(module).__name__, args, kwargs)
         with _disable_current_modes():
             call.spec = CallSpec.of(args, kwargs)
@@ -152,22 +150,12 @@ class _Recorder:
         name: str = "",
     ) -> int:
         call = self.stack[-1] if self.stack else 0
-        node = Node(
-            len(self.trace.nodes),
-            op,
-            inputs,
-            (),
-            call,
-            self._ordinal(call, op),
-            *refs,
-            function=function,
-            name=name,
-        )
+        ordinal = self._ordinal(call, op)
+        args, keywords = refs
+        node = Node(len(self.trace.nodes), op, inputs, (), call, ordinal, args, keywords, function, name)
         self.trace.nodes.append(node)
         for tensor in (*made, *written):
-            value = Value(
-                len(self.trace.values), node.id, len(node.outputs), tuple(tensor.shape), tensor.dtype
-            )
+            value = Value(len(self.trace.values), node.id, len(node.outputs), tuple(tensor.shape), tensor.dtype)
             self.trace.values.append(value)
             node.outputs = (*node.outputs, value.id)
             if any(tensor is w for w in written):
@@ -183,8 +171,8 @@ class _Recorder:
         if not number:
             return self._emit(kind, (), [tensor], name=name)
         with _disable_current_modes():
-            refs = ((tensor.item(),), {})
-        return self._emit(kind, (), [tensor], refs)
+            held = tensor.item()
+        return self._emit(kind, (), [tensor], ((held,), {}))
 
     def _name_inputs(self, args: Any, kwargs: Any) -> None:
         for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
@@ -199,9 +187,9 @@ class _Recorder:
         return self.trace.calls[self.stack[-1]].path if self.stack else "."
 
 
-class _Dispatch(TorchDispatchMode):
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

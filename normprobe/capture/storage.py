@@ -61,8 +61,11 @@ class ValueTable:
 
 def _storage(tensor: Tensor) -> StorageWeakRef | None:
     try:
-        return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # tensor subclasses and sparse layouts have no storage of their own
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # tensor subclasses and sparse layouts have no storage of their own
         return None
 
 
@@ -70,5 +73,5 @@ def _interval(tensor: Tensor) -> tuple[int, int]:
     """Half-open interval of element positions in the storage that `tensor` can touch."""
     if tensor.numel() == 0:
         return 0, 0
-    start = tensor.storage_offset()
-    return start, start + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    start = int(tensor.storage_offset())
+    return start, start + sum((n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1

@@ -58,9 +58,7 @@ class Watched:
         return self.failed.get(site)
 
 
-def watch(
-    model: nn.Module, inputs: Inputs, handlers: Mapping[OpSite, Handler], *, grad: bool = False
-) -> Watched:
+def watch(model: nn.Module, inputs: Inputs, handlers: Mapping[OpSite, Handler], *, grad: bool = False) -> Watched:
     """Run `model` once on `inputs` in eval mode and tell `handlers` of the operations at their sites.
 
     The model is left bit for bit as it was, also when its forward raises (that error passes through). An
@@ -118,9 +116,7 @@ class _Watcher:
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
 
-    def around(
-        self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         execution = self.runs[path]
         self.runs[path] = execution + 1
         first = path == "." and execution == 0

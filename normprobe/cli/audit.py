@@ -10,15 +10,14 @@ from normprobe.cli import options as opt
 from normprobe.cli.outcome import CLEAN, FINDINGS, outcome, stderr
 from normprobe.cli.output import deliver, pick, quiet_stdout
 from normprobe.cli.progress import progress
-from normprobe.errors import SettingError
-from normprobe.records import Level
+from normprobe.cli.request import Request
 from normprobe.report.files import check_place
 from normprobe.report.render import Format
 from normprobe.report.report import Report
 from normprobe.report.wording import tally
 
 if TYPE_CHECKING:
-    from normprobe.targets import Loaded, TargetOptions
+    from normprobe.targets import Loaded
 
 DEMO = "normprobe.demo.model:build"
 
@@ -50,32 +49,11 @@ def audit(
 
     Exit code 0: clean. 1: a finding at or above --fail-on. 2: the audit could not run.
     """
+    request = Request(**locals())
     with outcome(debug=debug):
-        depth = _level(level, backward=backward)
-        if out is not None:
-            check_place(out)
-        from normprobe.targets import TargetOptions
-
-        wanted = TargetOptions(
-            revision=revision,
-            config_only=config_only,
-            meta=meta,
-            device=device,
-            dtype=dtype.value if dtype else None,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            text=text,
-            text_file=str(text_file) if text_file else None,
-            tokens=tokens,
-            batch=batch,
-            seed=seed,
-        )
-        report = examine(
-            target, wanted, level=depth, autocast=autocast.value if autocast else None, quiet=quiet
-        )
-        deliver(report, pick(format, out), out)
+        report = _answered(request)
         if out is not None and not quiet:
-            stderr().print(f"wrote {out}: {tally(one.severity for one in report.findings)}", markup=False)
+            stderr().print(f"wrote {out}: {_verdict(report)}", markup=False)
         raise typer.Exit(FINDINGS if report.failed(fail_on.value) else CLEAN)
 
 
@@ -89,42 +67,33 @@ def demo(
 
     Exit code 0 although there is a finding, so that it serves as a first check of an installation.
     """
+    request = Request(DEMO, format=format, out=out, quiet=quiet)
     with outcome(debug=debug):
-        if out is not None:
-            check_place(out)
-        from normprobe.targets import TargetOptions
-
-        report = examine(DEMO, TargetOptions(), level="forward", autocast=None, quiet=quiet)
-        chosen = pick(format, out)
-        deliver(report, chosen, out)
-        if not quiet and (chosen is Format.RICH or out is not None):
-            verdict = tally(one.severity for one in report.findings)
+        report = _answered(request)
+        if not quiet and (out is not None or pick(format, out) is Format.RICH):
+            code = FINDINGS if report.failed("error") else CLEAN
             stderr().print(
-                f"demo: {verdict}; exit code 0 all the same. `normprobe audit {DEMO}` exits with "
-                f"{FINDINGS if report.failed('error') else CLEAN}.",
+                f"demo: {_verdict(report)}; exit code 0 all the same. `normprobe audit {DEMO}` exits with {code}.",
                 markup=False,
             )
 
 
-def examine(target: str, wanted: TargetOptions, *, level: Level, autocast: str | None, quiet: bool) -> Report:
+def examine(request: Request) -> Report:
     """Loads the target and probes it; standard output stays untouched meanwhile.
 
     Args:
-        target: its name.
-        wanted: how to load it.
-        level: how far to go.
-        autocast: dtype of automatic mixed precision, or None.
-        quiet: show no progress.
+        request: what to load, and how far to go.
 
     Raises:
         NormprobeError: the target could not be loaded, run or read.
     """
-    with progress(quiet=quiet) as advance, quiet_stdout():
+    level, loading = request.depth(), request.loading()
+    with progress(quiet=request.quiet) as advance, quiet_stdout():
         if advance is not None:
             advance("load", 0, 0)
         from normprobe.targets import resolve
 
-        loaded = resolve(target, wanted)
+        loaded = resolve(request.target, loading)
         from normprobe.probing import probe
 
         report = probe(
@@ -132,26 +101,29 @@ def examine(target: str, wanted: TargetOptions, *, level: Level, autocast: str |
             loaded.inputs,
             level=level,
             tokenizer=loaded.tokenizer,
-            autocast=autocast,
-            seed=wanted.seed,
+            autocast=request.autocast.value if request.autocast else None,
+            seed=request.seed,
             progress=advance,
         )
     return _described(report, loaded)
 
 
+def _answered(request: Request) -> Report:
+    """The report, after it was written to where the request wants it."""
+    if request.out is not None:
+        check_place(request.out)
+    report = examine(request)
+    deliver(report, pick(request.format, request.out), request.out)
+    return report
+
+
+def _verdict(report: Report) -> str:
+    return tally(one.severity for one in report.findings)
+
+
 def _described(report: Report, loaded: Loaded) -> Report:
     """The report with what the loader knows of the target, and the loader's notes before the others."""
-    known = loaded.target.model_dump(exclude_defaults=True)
+    known = loaded.target.model_dump(exclude_defaults=True, by_alias=False)
     target = report.target.model_copy(update=known)
     notes = tuple(dict.fromkeys((*loaded.notes, *report.notes)))
     return Report(report.data.model_copy(update={"target": target, "notes": notes}))
-
-
-def _level(level: opt.LevelChoice, *, backward: bool) -> Level:
-    if not backward:
-        return level.value
-    if level is opt.LevelChoice.STRUCTURE:
-        raise SettingError(
-            "--backward and --level structure exclude each other", hint="leave one of them out"
-        )
-    return "backward"

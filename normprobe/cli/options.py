@@ -63,22 +63,16 @@ Target = Annotated[
 ]
 Revision = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(
-        help="Branch, tag or commit of a hub repository.", rich_help_panel=_WHAT, show_default=False
-    ),
+    typer.Option(help="Branch, tag or commit of a hub repository.", rich_help_panel=_WHAT, show_default=False),
 ]
 ConfigOnly = Annotated[
     bool, typer.Option("--config-only", help="Random weights from the configuration.", rich_help_panel=_WHAT)
 ]
-Meta = Annotated[
-    bool, typer.Option("--meta", help="Shapes without memory: no weights at all.", rich_help_panel=_WHAT)
-]
+Meta = Annotated[bool, typer.Option("--meta", help="Shapes without memory: no weights at all.", rich_help_panel=_WHAT)]
 Device = Annotated[str, typer.Option(help="Device of the model, such as cuda:0.", rich_help_panel=_WHAT)]
 Dtype = Annotated[
     Optional[DtypeChoice],  # noqa: UP045
-    typer.Option(
-        help="Dtype of the weights; as saved by default.", rich_help_panel=_WHAT, show_default=False
-    ),
+    typer.Option(help="Dtype of the weights; as saved by default.", rich_help_panel=_WHAT, show_default=False),
 ]
 AllowPickle = Annotated[
     bool,
@@ -124,12 +118,8 @@ FormatOption = Annotated[
 ]
 Out = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option(
-        help="Write the report to this file, whole or not at all.", rich_help_panel=_SHOW, show_default=False
-    ),
+    typer.Option(help="Write the report to this file, whole or not at all.", rich_help_panel=_SHOW, show_default=False),
 ]
-FailOption = Annotated[
-    FailChoice, typer.Option(help="Exit with 1 from this severity on.", rich_help_panel=_SHOW)
-]
+FailOption = Annotated[FailChoice, typer.Option(help="Exit with 1 from this severity on.", rich_help_panel=_SHOW)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_SHOW)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_SHOW)]

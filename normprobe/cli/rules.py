@@ -18,9 +18,7 @@ from normprobe.report.terminal import STYLES
 
 
 def rules(
-    format: Annotated[
-        opt.TableChoice, typer.Option("--format", help="Form of the list.")
-    ] = opt.TableChoice.RICH,
+    format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the list.")] = opt.TableChoice.RICH,
     debug: opt.Debug = False,
 ) -> None:
     """List every check: its code, name, severity, and what it looks for."""

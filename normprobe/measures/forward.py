@@ -48,9 +48,7 @@ def measure_forward(
         broken = first_broken_module(model, inputs) or broken
     if finite is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    measured = Measurements(
-        residual=streams, attention=attention, output_finite=finite, first_non_finite=broken
-    )
+    measured = Measurements(residual=streams, attention=attention, output_finite=finite, first_non_finite=broken)
     return measured, (*skipped, *unseen)
 
 

@@ -132,9 +132,7 @@ def _differentiate(
         norms={n: _norm(g) for n, g in zip(names, parameters, strict=True)},
         sizes={n: leaves[n].numel() for n in names},
         rms={site: _rms(g) for site, g in zip(edges, states, strict=True)},
-        dtype=next(
-            (str(g.dtype).removeprefix("torch.") for g in parameters if g is not None), str(value.dtype)
-        ),
+        dtype=next((str(g.dtype).removeprefix("torch.") for g in parameters if g is not None), str(value.dtype)),
     )
 
 
@@ -175,9 +173,7 @@ def _measure(
     return GradientMeasure(
         loss=name,
         value=float(value),
-        basis=Basis(
-            unit="loss / parameter", dtype=str(value.dtype), count=sum(b.parameters for b in branches)
-        ),
+        basis=Basis(unit="loss / parameter", dtype=str(value.dtype), count=sum(b.parameters for b in branches)),
         branches=branches,
         last_to_first=norms[-1] / norms[0] if norms and norms[0] else math.nan,
         slope=_slope(norms),

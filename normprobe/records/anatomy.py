@@ -8,9 +8,7 @@ from pydantic import Field
 
 from normprobe.records.base import Record
 
-NormRole = Literal[
-    "pre", "output", "post", "final", "embedding", "query", "key", "inner", "head", "unused"
-]
+NormRole = Literal["pre", "output", "post", "final", "embedding", "query", "key", "inner", "head", "unused"]
 NormKind = Literal[
     "layernorm",
     "rmsnorm",
@@ -26,15 +24,11 @@ NormKind = Literal[
     "identity",
     "unknown",
 ]
-AffineForm = Literal[
-    "weight", "weight+bias", "one_plus_weight", "one_plus_weight+bias", "none", "other"
-]
+AffineForm = Literal["weight", "weight+bias", "one_plus_weight", "one_plus_weight+bias", "none", "other"]
 EpsPlacement = Literal["inside_sqrt", "outside_sqrt", "clamp", "scaled", "none", "unknown"]
 Reduction = Literal["float32", "input", "native", "unknown"]
 WeightMultiply = Literal["before_cast", "after_cast", "fused", "none", "unknown"]
-Placement = Literal[
-    "pre", "post", "sandwich", "output", "deepnorm", "preact", "postact", "none", "unknown"
-]
+Placement = Literal["pre", "post", "sandwich", "output", "deepnorm", "preact", "postact", "none", "unknown"]
 BranchKind = Literal[
     "attention",
     "linear_attention",

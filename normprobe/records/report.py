@@ -11,7 +11,7 @@ from normprobe.records.anatomy import Anatomy
 from normprobe.records.base import Record
 from normprobe.records.measurements import Level, Measurements
 
-SCHEMA = "normprobe-report/1"
+SCHEMA: Literal["normprobe-report/1"] = "normprobe-report/1"
 
 
 class Severity(str, Enum):

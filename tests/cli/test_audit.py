@@ -27,6 +27,7 @@ class Stage:
     def __init__(self) -> None:
         self.severity: Severity | None = None
         self.raises: BaseException | None = None
+        self.class_name = ""
         self.calls: dict[str, Any] = {}
 
     def resolve(self, name: str, options: Any) -> Any:
@@ -34,7 +35,7 @@ class Stage:
         print("loader noise")
         if self.raises:
             raise self.raises
-        target = Target(name=name, inputs="seeded ids")
+        target = Target(name=name, inputs="seeded ids", class_name=self.class_name)
         return SimpleNamespace(
             model="model", inputs=("ids",), tokenizer="tok", target=target, notes=("random weights",)
         )
@@ -100,6 +101,9 @@ def test_the_loader_knows_the_target_and_the_notes_of_both_are_kept(stage: Stage
     assert document["target"]["name"] == "net"
     assert document["target"]["inputs"] == "seeded ids"
     assert document["notes"] == ["random weights", "measured"]
+    stage.class_name = "Loaded"
+    document = json.loads(run("audit", "net", "--format", "json").stdout)
+    assert document["target"]["class"] == "Loaded"
 
 
 def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
@@ -188,9 +192,7 @@ def test_an_error_teaches_and_shows_no_traceback(stage: Stage, run: Run) -> None
     result = run("audit", "net")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.endswith(
-        "error: no such model `net`\n  expected: a hub id\n  found: nothing\n  try: gpt2\n"
-    )
+    assert result.stderr.endswith("error: no such model `net`\n  expected: a hub id\n  found: nothing\n  try: gpt2\n")
     assert "Traceback" not in result.stderr
 
 
@@ -209,9 +211,7 @@ def test_an_unexpected_error_is_one_line(stage: Stage, run: Run) -> None:
     assert result.exit_code == 2
     assert "Traceback" not in result.stderr
     told = [line for line in result.stderr.splitlines() if line.startswith("error:")]
-    assert told == [
-        "error: RuntimeError: CUDA [bold]error[/] second line (run again with --debug to see where)"
-    ]
+    assert told == ["error: RuntimeError: CUDA [bold]error[/] second line (run again with --debug to see where)"]
 
 
 @pytest.mark.parametrize("code", [0, 3, "bye"])

@@ -39,9 +39,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     return process.returncode, (out or b"").decode(), err.decode()
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["audit", "--help"], ["rules"], ["explain", "201"], ["--version"]]
-)
+@pytest.mark.parametrize("words", [["--help"], ["audit", "--help"], ["rules"], ["explain", "201"], ["--version"]])
 def test_what_needs_no_model_loads_no_torch(words: list[str]) -> None:
     code, out, err = finish(start("-X", "importtime", "-m", "normprobe", *words))
     assert code == 0

@@ -11,9 +11,7 @@ from normprobe.cli.progress import _Stages, progress
 
 def test_a_stage_makes_room_for_the_next() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with Progress(
-        TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), console=console
-    ) as bars:
+    with Progress(TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), console=console) as bars:
         stages = _Stages(bars)
         stages("load", 0, 0)
         stages("measure", 1, 4)

@@ -54,9 +54,7 @@ def stream(
         for order, kind in enumerate(kinds)
     ]
     fields = {"width": width, "depth": len(branches), "placement": placement, "final_norm": final}
-    return Stream.model_validate(
-        {"name": name, "branches": branches, "needs_final_norm": needs} | fields | more
-    )
+    return Stream.model_validate({"name": name, "branches": branches, "needs_final_norm": needs} | fields | more)
 
 
 def norms_of(one: Stream, kind: str = "rmsnorm", eps: float = 1e-5, **more: object) -> list[NormSite]:
@@ -107,9 +105,7 @@ def fitted(rms: list[float]) -> Growth:
     total = sum((b - y_mean) ** 2 for b in y)
     error = 2 * math.sqrt(left / (len(x) - 2) / spread)
     r_squared = 1 - left / total if total else NAN
-    return Growth(
-        exponent=slope, interval=(slope - error, slope + error), r_squared=r_squared, writes=len(rms)
-    )
+    return Growth(exponent=slope, interval=(slope - error, slope + error), r_squared=r_squared, writes=len(rms))
 
 
 def measured(one: Stream, rms: list[float], abs_max: list[float], **more: object) -> StreamMeasure:

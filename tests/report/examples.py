@@ -199,14 +199,10 @@ def faulty() -> ReportData:
 
 def not_finite() -> ReportData:
     """A stream that overflows in the middle of its depth, with text and paths that need escaping."""
-    one = stream(
-        "net.blocks", 6, width=64, final=None, needs=None, final_norm_reason="the head was not found"
-    )
+    one = stream("net.blocks", 6, width=64, final=None, needs=None, final_norm_reason="the head was not found")
     rms = [1.0, 3.0, 9.0, 40.0, INF, *([NAN] * 7)]
     return ReportData(
-        target=Target(
-            name="<b>evil</b>&.py:build", class_name="Net", parameters=9000, dtype="float16", device="cpu"
-        ),
+        target=Target(name="<b>evil</b>&.py:build", class_name="Net", parameters=9000, dtype="float16", device="cpu"),
         versions=VERSIONS,
         anatomy=Anatomy(norms=tuple(norms_of(one, eps=1e-8)), streams=(one,)),
         measurements=Measurements(
@@ -264,9 +260,7 @@ def three_streams() -> ReportData:
         for branch in decoder.branches
     )
     decoder = decoder.model_copy(update={"branches": scaled})
-    qk = QKNorm(
-        kind="rmsnorm", axis="head", query="decoder.q_norm", key="decoder.layers.0.k_norm", rope="before"
-    )
+    qk = QKNorm(kind="rmsnorm", axis="head", query="decoder.q_norm", key="decoder.layers.0.k_norm", rope="before")
     streams = (tower, encoder, decoder)
     attention = (
         *(site(f"vision_tower.encoder.layers.{b}.self_attn", 3, 3, 32, causal=False) for b in range(4)),
@@ -284,9 +278,7 @@ def three_streams() -> ReportData:
         norm("decoder.layers.0.k_norm", "key", eps=1e-6),
     )
     return ReportData(
-        target=Target(
-            name="three/streams", class_name="Everything", parameters=1_240_000_000, dtype="bfloat16"
-        ),
+        target=Target(name="three/streams", class_name="Everything", parameters=1_240_000_000, dtype="bfloat16"),
         anatomy=Anatomy(norms=norms, streams=streams, attention=attention),
         measurements=Measurements(
             residual=(

@@ -18,7 +18,7 @@ from normprobe.records import (
 from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.groups import finding_groups, skipped_groups
 from normprobe.report.overview import leftover_facts, owner, stream_facts, stream_lines
-from normprobe.report.series import charts
+from normprobe.report.series import charts, largest
 from tests.report import examples
 from tests.report.builders import norm, norms_of, site, stream
 
@@ -170,3 +170,8 @@ def test_the_largest_massive_activations_are_shown_and_the_others_counted() -> N
         "massive: 30 in channel 2, position 0, writes 1–3",
         "and 2 more massive activations",
     ]
+
+
+def test_the_first_value_that_is_not_finite_counts_as_the_largest() -> None:
+    assert largest([1.0, 3.0, 2.0]) == 1
+    assert largest([1.0, 9.0, math.nan, math.inf]) == 2

@@ -94,9 +94,7 @@ def test_an_unknown_limit_is_refused() -> None:
         Report(ReportData()).failed("fatal")  # type: ignore[arg-type]
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.json"
     Report(examples.clean()).save(path)
     before = path.read_bytes()

@@ -41,9 +41,7 @@ def test_a_stream_without_unicode_gets_ascii(name: str) -> None:
 
 
 def coloured(name: str, **more: str) -> str:
-    console = Console(
-        file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor", _environ=more
-    )
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor", _environ=more)
     console.print(TerminalReport(examples.ALL[name]()))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
