@@ -158,15 +158,6 @@ class RMSNorm(nn.Module):
         return (x.float() / root).type_as(x) * self.weight
 
 
-class FunctionalNorm(nn.Module):
-    """LayerNorm by `F.layer_norm` inside the block's forward: `FreeBlock` calls this body itself."""
-
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-        self.offset = nn.Parameter(torch.zeros(width))
-
-
 Norm = Callable[[], nn.Module]
 
 

@@ -111,7 +111,7 @@ def _record(flow: Flow, reading: Reading, path: str, block: str, norms: Sequence
         output_norm=norm_path(around.behind, norms),
         post_norm=norm_path(around.on_sum, norms) if reading.post else None,
         readers=weights.readers(flow, write, part),
-        writers=weights.writers(flow, part),
+        writers=weights.writers(flow, part, model),
         parameters=weights.parameters(flow, part),
         skip_scale=write.skip_scale,
         branch_scale=weights.branch_scale(flow, part, model),

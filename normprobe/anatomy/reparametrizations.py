@@ -83,16 +83,47 @@ def _computed(flow: Flow, value: int) -> bool:
     return False
 
 
+def directions(model: nn.Module, flow: Flow, value: int) -> tuple[str, ...]:
+    """The parameters of a computed weight that do not set its scale because another one does (weight norm's v beside
+    its g); none for a plain weight."""
+    if not _computed(flow, value):
+        return ()
+    try:
+        function = StaticFunction(model, flow.trace, flow.levels, value)
+    except UnreadableAnatomyError:
+        return ()
+    with torch.no_grad():
+        start = _start(function)
+        weight = function(start)
+        names = [n for n in start if n in function.parameters]
+        if not any(_gains(function, start, n, weight) for n in names):
+            return ()
+        return tuple(n for n in names if _idle(function, start, n, weight))
+
+
+def _start(function: StaticFunction) -> dict[str, Tensor]:
+    values = function.start(seed=1)
+    return {n: t * (_LARGE if n in function.parameters else 1.0) for n, t in values.items()}
+
+
+def _idle(function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor) -> bool:
+    return _same(function(start | {name: 3.0 * start[name]}), weight)
+
+
+def _gains(function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor) -> bool:
+    return _same(function(start | {name: 3.0 * start[name]}), 3.0 * weight)
+
+
 def _kind(model: nn.Module, flow: Flow, value: int) -> Kind | None:
     try:
         function = StaticFunction(model, flow.trace, flow.levels, value)
     except UnreadableAnatomyError:
         return None
     with torch.no_grad():
-        start = {n: t * (_LARGE if n in function.parameters else 1.0) for n, t in function.start(seed=1).items()}
+        start = _start(function)
         weight = function(start)
-        for name, tensor in start.items():
-            if name in function.parameters and _same(function(start | {name: 3.0 * tensor}), weight):
+        for name in start:
+            if name in function.parameters and _idle(function, start, name, weight):
                 return _invariant_kind(function, start, name, weight)
     return None
 
@@ -103,7 +134,7 @@ def _invariant_kind(function: StaticFunction, start: dict[str, Tensor], name: st
     if _same(shifted, weight):
         return "weight_standardization"
     gains = [n for n in start if n in function.parameters and n != name]
-    if any(_same(function(start | {gain: 3.0 * start[gain]}), 3.0 * weight) for gain in gains):
+    if any(_gains(function, start, gain, weight) for gain in gains):
         return "weight_norm"
     if start[name].numel() == weight.numel():
         ratio = (weight.reshape(-1) / start[name].reshape(-1)) if weight.shape == start[name].shape else None

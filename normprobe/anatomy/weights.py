@@ -7,6 +7,7 @@ from torch import nn
 from normprobe.anatomy.adds import Part, Write
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import WEIGHTY, Role
+from normprobe.anatomy.reparametrizations import directions
 from normprobe.anatomy.walk import constant_factor, first_readers, last_makers, light_chain
 from normprobe.records import BranchScale
 
@@ -29,14 +30,16 @@ def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def writers(flow: Flow, part: Part) -> tuple[str, ...]:
-    """Parameters of the last weighty steps on every way out of the branch."""
+def writers(flow: Flow, part: Part, model: nn.Module) -> tuple[str, ...]:
+    """Parameters of the last weighty steps on every way out of the branch: those that scale what is written. Of a
+    weight-normed weight that is the magnitude, not the direction."""
     found: list[str] = []
     todo, seen = [part.end], {part.end}
     while todo:
         for step in last_makers(flow, todo.pop(), part.region, _UNWEIGHTED):
             if step.parameters:
-                found += step.parameters
+                idle = {p for v in step.statics for p in directions(model, flow, v)}
+                found += [p for p in step.parameters if p not in idle]
                 continue
             fresh = [v for v in step.inputs if v not in seen]
             seen.update(fresh)

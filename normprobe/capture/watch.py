@@ -158,7 +158,7 @@ class _Watcher:
         if site in self.failed:
             return
         try:
-            with _disable_current_modes(), torch.no_grad():  # type: ignore[no-untyped-call]
+            with _disable_current_modes(), torch.no_grad():
                 method(*arguments)
         except Exception as error:  # what cannot be measured must not stop the forward; the caller reports it
             self.failed[site] = f"{type(error).__name__}: {error}"

@@ -100,8 +100,7 @@ def _told(spec: NormSpec, sentence: str) -> NormSpec:
 def _identify(subject: Subject) -> NormSpec | None:
     exact = _exact(subject)
     x = rows(subject.shape, SEED)[0].to(device=subject.device, dtype=exact.dtype)
-    y = exact.call(x)
-    if not bool(y.isfinite().all()) or not torch.equal(y, exact.call(x)):
+    if not bool(exact.call(x).isfinite().all()):
         return None
     layout = find_layout(exact.call, x)
     if layout is None:

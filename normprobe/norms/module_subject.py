@@ -62,9 +62,7 @@ class ModuleSubject:
             return self._copy(dtype, torch.float32, values, train)
         return self._copy(dtype, dtype, values, train) if train else instance
 
-    def _copy(
-        self, dtype: torch.dtype, held: torch.dtype, values: dict[str, Tensor], train: bool
-    ) -> Instance:
+    def _copy(self, dtype: torch.dtype, held: torch.dtype, values: dict[str, Tensor], train: bool) -> Instance:
         """A copy for inputs of `dtype` that holds its tensors in `held`."""
         twin = self._rebuild(held, values)
         twin.train(train)
@@ -127,8 +125,7 @@ class ModuleSubject:
         keeps = [{agree[-1]}, {agree[0]}, set(agree)] if agree else [{rank - 1, *([1] if rank > 3 else [])}]
         rows = 2 if rank > 2 else 4
         return [
-            (rows, *[n if axis in keep else min(n, 4) or 2 for axis, n in enumerate(recorded)][1:])
-            for keep in keeps
+            (rows, *[n if axis in keep else min(n, 4) or 2 for axis, n in enumerate(recorded)][1:]) for keep in keeps
         ]
 
     def _other(self, leaf: Any, dtype: torch.dtype) -> Any:

@@ -137,9 +137,7 @@ def _agrees(y: Tensor, x: Tensor, fit: Fit) -> bool:
     return bool(error <= 0.05 * wanted.abs().amax())
 
 
-def weight_multiply(
-    instance: Instance, fit: Fit, device: torch.device, scale: float
-) -> tuple[WeightMultiply, str]:
+def weight_multiply(instance: Instance, fit: Fit, device: torch.device, scale: float) -> tuple[WeightMultiply, str]:
     """Whether the gain is multiplied before or after the cast back, bit for bit in the instance's half dtype.
 
     Args:

@@ -31,9 +31,7 @@ def floating_tensors(module: nn.Module) -> tuple[dict[str, Tensor], frozenset[st
     return {**parameters, **buffers}, frozenset(parameters)
 
 
-def rebuild(
-    module: nn.Module, dtype: torch.dtype, device: torch.device, values: Mapping[str, Tensor]
-) -> nn.Module:
+def rebuild(module: nn.Module, dtype: torch.dtype, device: torch.device, values: Mapping[str, Tensor]) -> nn.Module:
     """A deep copy of `module` on `device`, its floating tensors cast to `dtype`; hooks are left behind.
 
     Every tensor is put into the copy's memo beforehand. So the copy is made once, in the right dtype, also

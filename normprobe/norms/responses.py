@@ -122,9 +122,7 @@ def _local(subject: Subject, exact: Instance) -> NormSpec | None:
     )
 
 
-def _local_error(
-    subject: Subject, exact: Instance, x: Tensor, constants: tuple[int, float, float, float]
-) -> float:
+def _local_error(subject: Subject, exact: Instance, x: Tensor, constants: tuple[int, float, float, float]) -> float:
     size, alpha, beta, k = constants
     medium = x * (k / alpha) ** 0.5
     wanted = lrn(medium, size, alpha, beta, k)

@@ -96,10 +96,12 @@ def test_leaves_no_trace() -> None:
 
 
 def test_a_module_that_draws_random_numbers_leaves_the_state() -> None:
-    state = torch.get_rng_state()
+    state, python = torch.get_rng_state(), random.getstate()
     assert identify_module(nn.Dropout(0.5), zoo.call_of(zoo.ROWS)) is None
     assert identify_module(zoo.Rule(lambda self, x: x + torch.randn_like(x)), zoo.call_of(zoo.ROWS)) is None
+    assert identify_module(zoo.Rule(lambda self, x: x + random.random()), zoo.call_of(zoo.ROWS)) is None
     assert torch.equal(state, torch.get_rng_state())
+    assert random.getstate() == python
 
 
 def test_a_module_that_cannot_run_is_reported() -> None:

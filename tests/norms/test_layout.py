@@ -32,7 +32,7 @@ def test_axes_and_groups(call: object, axes: tuple[int, ...], groups: int | None
     assert (layout.axes, layout.groups, layout.size) == (axes, groups, size)
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 7), (3, 10), (0, 4), (8, 12)])
+@pytest.mark.parametrize(("start", "stop"), [(0, 7), (3, 10), (0, 4), (8, 12), (5, 9)])
 def test_a_slice(start: int, stop: int) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
@@ -49,5 +49,6 @@ def test_what_is_no_box_has_no_layout() -> None:
     assert find_layout(lambda x: x.cumsum(1), X) is None
     assert find_layout(lambda x: x.flip(1), X) is None
     assert find_layout(torch.zeros_like, X) is None
+    assert find_layout(lambda x: torch.cat([x[:, :1].flip(-1), x[:, 1:]], 1), X) is None
     scattered = torch.tensor([[0, 0], [1, 1]])
     assert layout_of(scattered, (0, 0), (2, 2)) is None

@@ -35,9 +35,7 @@ def test_every_combination(upcast: bool, multiply: str, one_plus: bool, dtype: t
 
 
 def test_upcast_after_squaring_overflows_all_the_same() -> None:
-    norm = zoo.Rule(
-        lambda self, x: x * torch.rsqrt(x.pow(2).float().mean(-1, keepdim=True) + 1e-6).to(x.dtype)
-    )
+    norm = zoo.Rule(lambda self, x: x * torch.rsqrt(x.pow(2).float().mean(-1, keepdim=True) + 1e-6).to(x.dtype))
     spec = identify_module(norm, zoo.call_of(zoo.ROWS))
     assert spec is not None
     assert spec.reduction == "input"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +45,6 @@ class Case:
     facts: dict[str, Any]
     shapes: tuple[tuple[int, ...], ...] = (ROWS,)
     dtype: torch.dtype = torch.float32
-    imports: str = field(default="torch")
 
     @property
     def call(self) -> CallSpec:
@@ -135,6 +134,13 @@ class BufferScale(nn.Module):
         return x * self.scale
 
 
+class BufferTanh(BufferScale):
+    """Bounded, but nothing in it is learned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale)
+
+
 class HalfLayerNorm(nn.Module):
     """A layer norm that computes everything in the dtype it is given."""
 
@@ -201,9 +207,7 @@ def residual_inside(self: Rule, x: Tensor, residual: Tensor) -> Tensor:
 LN = facts("layernorm", "weight+bias", 1e-5, "inside_sqrt", "native", "fused")
 RMS = facts("rmsnorm", "weight", 1e-6, "inside_sqrt", "float32", "after_cast")
 TORCH = [
-    Case(
-        "LayerNorm", lambda: nn.LayerNorm(WIDTH), {**LN, "axes": (-1,), "size": WIDTH, "subtracts_mean": True}
-    ),
+    Case("LayerNorm", lambda: nn.LayerNorm(WIDTH), {**LN, "axes": (-1,), "size": WIDTH, "subtracts_mean": True}),
     Case("LayerNorm-1e-12", lambda: nn.LayerNorm(WIDTH, eps=1e-12), {**LN, "eps": 1e-12}),
     Case(
         "LayerNorm-half-1e-12",
@@ -269,9 +273,7 @@ CUSTOM = [
         {**RMS, "eps": 1e-3, "eps_placement": "outside_sqrt"},
     ),
     Case("clamp", lambda: RMSNorm(1e-4, placement="clamp"), {**RMS, "eps": 1e-4, "eps_placement": "clamp"}),
-    Case(
-        "scaled", lambda: RMSNorm(1e-5, placement="scaled"), {**RMS, "eps": 1e-5, "eps_placement": "scaled"}
-    ),
+    Case("scaled", lambda: RMSNorm(1e-5, placement="scaled"), {**RMS, "eps": 1e-5, "eps_placement": "scaled"}),
     Case("no-eps", lambda: RMSNorm(placement="none"), {**RMS, "eps": None, "eps_placement": "none"}),
     Case("half-reduction", lambda: RMSNorm(upcast=False), {**RMS, "reduction": "input"}),
     Case("before", lambda: RMSNorm(multiply="before_cast"), {**RMS, "weight_multiply": "before_cast"}),
@@ -301,9 +303,7 @@ CUSTOM = [
     ),
     Case(
         "l2-gain",
-        lambda: Rule(
-            lambda self, x: x * (x.pow(2).sum(-1, keepdim=True) + 1e-6).rsqrt() * self.g, g=ones(WIDTH)
-        ),
+        lambda: Rule(lambda self, x: x * (x.pow(2).sum(-1, keepdim=True) + 1e-6).rsqrt() * self.g, g=ones(WIDTH)),
         {"kind": "l2norm", "affine": "weight", "eps": 1e-6, "eps_placement": "inside_sqrt", "weight": "g"},
     ),
     Case(
@@ -402,9 +402,7 @@ CUSTOM = [
         lambda: Rule(lambda self, x: torch.erf(self.alpha * x) * self.w, alpha=ones(1), w=ones(WIDTH)),
         {"kind": "dyt", "affine": "weight"},
     ),
-    Case(
-        "mean-absolute", lambda: Rule(lambda self, x: x / x.abs().mean(-1, keepdim=True)), {"kind": "unknown"}
-    ),
+    Case("mean-absolute", lambda: Rule(lambda self, x: x / x.abs().mean(-1, keepdim=True)), {"kind": "unknown"}),
     Case(
         "peak",
         lambda: Rule(lambda self, x: self.w * x / x.abs().amax(-1, keepdim=True), w=ones(WIDTH)),
@@ -415,6 +413,7 @@ NO_NORMS = {
     "Dropout": (lambda: nn.Dropout(0.1), (ROWS,)),
     "GELU": (nn.GELU, (ROWS,)),
     "Tanh": (nn.Tanh, (ROWS,)),
+    "Tanh of a buffer": (BufferTanh, (ROWS,)),
     "PReLU": (nn.PReLU, (ROWS,)),
     "Softmax": (lambda: nn.Softmax(-1), (ROWS,)),
     "Linear": (lambda: nn.Linear(WIDTH, WIDTH), (ROWS,)),
@@ -448,9 +447,7 @@ def transformers_cases() -> list[Case]:
     before = {"reduction": "float32", "weight_multiply": "before_cast"}
     return [
         Case("Llama", lambda: LlamaRMSNorm(WIDTH), RMS),
-        Case(
-            "Llama-half", lambda: LlamaRMSNorm(WIDTH, 1e-5).half(), {**RMS, "eps": 1e-5}, dtype=torch.float16
-        ),
+        Case("Llama-half", lambda: LlamaRMSNorm(WIDTH, 1e-5).half(), {**RMS, "eps": 1e-5}, dtype=torch.float16),
         Case("T5", lambda: T5LayerNorm(WIDTH), RMS),
         Case("Gemma", lambda: GemmaRMSNorm(WIDTH), {**RMS, **before, "affine": "one_plus_weight"}),
         Case("OLMo2", lambda: Olmo2RMSNorm(WIDTH), {**RMS, **before}),

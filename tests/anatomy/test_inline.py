@@ -1,0 +1,124 @@
+"""Norms that are no modules: functional calls, arithmetic written into a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.anatomy.reading import anatomy_of, only_stream
+from tests.models import WIDTH, Attention, Built, Decoder, Mlp, decoder, ids, shuffled
+
+Inline = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def layer_norm(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return F.layer_norm(x, (WIDTH,), gain, offset, 1e-3)
+
+
+def rms_norm(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) * gain
+
+
+def rms_norm_outside(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-2) * gain
+
+
+def layer_norm_by_hand(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-3) * gain + offset
+
+
+def gain_around_one(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) * (1 + offset)
+
+
+FORMS: dict[str, tuple[Inline, dict[str, object]]] = {
+    "layer_norm": (layer_norm, {"kind": "layernorm", "affine": "weight+bias", "eps_placement": "inside_sqrt", "eps": 1e-3}),
+    "rms_norm": (rms_norm, {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3}),
+    "outside": (rms_norm_outside, {"kind": "rmsnorm", "affine": "weight", "eps_placement": "outside_sqrt", "eps": 1e-2}),
+    "by_hand": (
+        layer_norm_by_hand,
+        {"kind": "layernorm", "affine": "weight+bias", "eps_placement": "inside_sqrt", "eps": 1e-3},
+    ),
+    "one_plus": (
+        gain_around_one,
+        {"kind": "rmsnorm", "affine": "one_plus_weight", "eps_placement": "inside_sqrt", "eps": 1e-3},
+    ),
+}
+
+
+class InlineBlock(nn.Module):
+    def __init__(self, norm: Inline, placement: str) -> None:
+        super().__init__()
+        self.norm, self.placement = norm, placement
+        self.mix, self.think = Attention(), Mlp()
+        self.gain, self.offset = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for branch in (self.mix, self.think):
+            if self.placement == "pre":
+                x = x + branch(self.norm(x, self.gain, self.offset))
+            else:
+                x = self.norm(x + branch(x), self.gain, self.offset)
+        return x
+
+
+def inline(norm: Inline, placement: str = "pre") -> Built:
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [InlineBlock(norm, placement) for _ in range(3)]
+    final = nn.LayerNorm(WIDTH) if placement == "pre" else None
+    return shuffled(Decoder(blocks, final)), ids()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_inline_norms_are_found_and_placed(form: str, placement: str) -> None:
+    norm, facts = FORMS[form]
+    found = anatomy_of(*inline(norm, placement))
+    stream = only_stream(found)
+    assert [b.kind for b in stream.branches] == ["attention", "mlp"] * 3
+    assert {b.placement for b in stream.branches} == {placement}
+    sites = [n for n in found.norms if not n.module]
+    assert len(sites) == 6
+    for site in sites:
+        assert {k: getattr(site, k) for k in facts if k != "eps"} == {k: v for k, v in facts.items() if k != "eps"}
+        assert site.eps == pytest.approx(facts["eps"], rel=1e-2)
+        assert site.role == placement
+
+
+def test_paths_of_inline_norms_name_module_and_place() -> None:
+    sites = [n for n in anatomy_of(*inline(layer_norm)).norms if not n.module]
+    paths = [n.path for n in sites]
+    assert len(set(paths)) == 6
+    assert [p.partition("#")[0] for p in paths] == [f"blocks.{i}" for i in (0, 0, 1, 1, 2, 2)]
+    assert [p.rpartition(":")[2] for p in paths] == ["0", "1"] * 3
+    assert {(n.weight, n.bias) for n in sites[:2]} == {("blocks.0.gain", "blocks.0.offset")}
+
+
+def test_inline_norm_equals_the_same_norm_as_a_module() -> None:
+    """Written out or as a module: everything but the path is the same."""
+    written = [n for n in anatomy_of(*inline(layer_norm)).norms if not n.module]
+    modules = [n for n in anatomy_of(*decoder("pre", norm=lambda: nn.LayerNorm(WIDTH, eps=1e-3))).norms]
+    same = ("kind", "affine", "eps_placement", "subtracts_mean", "size", "reduction", "weight_multiply", "axes", "role")
+    assert {tuple(getattr(n, k) for k in same) for n in written} == {
+        tuple(getattr(n, k) for k in same) for n in modules if n.role == "pre"
+    }
+
+
+@pytest.mark.parametrize(
+    "no_norm",
+    [
+        lambda x, gain, offset: x * gain + offset,
+        lambda x, gain, offset: x * torch.sigmoid(x) * gain,
+        lambda x, gain, offset: torch.softmax(x, -1) * gain,
+        lambda x, gain, offset: x - x.mean(-1, keepdim=True),
+    ],
+)
+def test_lookalikes_are_no_norms(no_norm: Inline) -> None:
+    found = anatomy_of(*inline(no_norm))
+    assert [n.path for n in found.norms if n.kind not in ("affine", "identity", "unknown")] == ["final"]
+    assert {b.placement for b in only_stream(found).branches} == {"none"}
