@@ -135,10 +135,10 @@ def _rows(index: Tensor, name: str, axis: int, heads: int) -> HeadRows | None:
     per_head = index.reshape(-1, *index.shape[-2:]) if index.dim() > 3 else index
     if per_head.shape[0] % heads or index.dim() < 3:
         return None
-    ranges = []
-    for head in range(heads):
-        ranges.append(_ranges(torch.unique(per_head[head]).tolist()))
-    return HeadRows(parameter=name, axis=axis, heads=tuple(ranges))
+    found = []
+    for head in per_head[:heads]:  # every token has the same rows, on whichever of the last two axes tokens are
+        found.append(_ranges(sorted({*head[0].tolist(), *head[:, 0].tolist()})))
+    return HeadRows(parameter=name, axis=axis, heads=tuple(found))
 
 
 def _ranges(rows: list[int]) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Located:
-    """A branch for naming: where its add runs, what it mixes (tokens or channels), the modules whose weights it uses."""
+    """A branch for naming: where its add runs, what it mixes (tokens or channels), modules whose weights it uses."""
 
     path: str
     family: str

@@ -139,7 +139,7 @@ def _first_that_runs(face: Face, choices: Sequence[Choice]) -> Choice:
             reason = _reason(twin, args)
             if reason is None:
                 return args, words
-            if "meta" in reason.lower():
+            if _says_meta(reason):
                 untried = untried or (args, words)
             reasons.append(f"{', '.join(args)}: {reason}")
     if untried is not None:
@@ -149,6 +149,12 @@ def _first_that_runs(face: Face, choices: Sequence[Choice]) -> Choice:
         found=" | ".join(reasons[:4]),
         hint="pass inputs: a tensor, a tuple or a dict; in a factory, return (model, inputs)",
     )
+
+
+def _says_meta(reason: str) -> bool:
+    """Whether the twin failed for being on meta, which tells nothing about the inputs."""
+    about_device = reason.startswith("RuntimeError") and "same device" in reason
+    return about_device or "meta" in reason.lower()
 
 
 def _twin(face: Face) -> nn.Module | None:

@@ -9,6 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from normprobe.norms.reference import mean_square
+
 KICK = 40.0  # how far one element is moved, in the input's root mean square: too far to be lost in float32
 
 
@@ -48,8 +50,7 @@ class Layout:
 
     def statistic(self, x: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
         """Deviation and mean square of a tensor in the shape `view`."""
-        deviation = x - x.mean(self.reduced, keepdim=True) if centred else x
-        return deviation, deviation.square().mean(self.reduced, keepdim=True)
+        return mean_square(x, self.reduced, centred=centred)
 
 
 def moved(call: Callable[[Tensor], Tensor], x: Tensor, index: tuple[int, ...]) -> Tensor:

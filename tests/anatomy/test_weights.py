@@ -139,7 +139,7 @@ def without_alibi() -> tuple[nn.Module, Any]:
     model, inputs = bloom()
     bias = model.transformer.build_alibi_tensor
     model.transformer.build_alibi_tensor = lambda *args, **kwargs: torch.zeros_like(bias(*args, **kwargs))
-    return model, inputs
+    return model, inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])}  # with a mask it asks the method
 
 
 HEADED = {

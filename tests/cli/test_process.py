@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -24,14 +25,11 @@ def build():
 """
 
 
-def start(*arguments: str, **more: object) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more.pop("env", {})  # type: ignore[operator]
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        stderr=subprocess.PIPE,
-        env=environment,
-        **({"stdout": subprocess.PIPE} | more),
-    )  # type: ignore[call-overload, no-any-return]
+def start(*arguments: str, stdout: int | IO[bytes] = subprocess.PIPE, **variables: str) -> subprocess.Popen[bytes]:
+    """A process with buffered output, as a user has it; `variables` are added to its environment."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment = inherited | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
+    return subprocess.Popen([sys.executable, *arguments], stdout=stdout, stderr=subprocess.PIPE, env=environment)
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
@@ -69,7 +67,7 @@ def test_a_full_disk_behind_stdout_is_said() -> None:
 
 
 def test_an_ascii_stream_gets_ascii() -> None:
-    code, out, _ = finish(start("-m", "normprobe", "rules", env={"PYTHONIOENCODING": "ascii"}))
+    code, out, _ = finish(start("-m", "normprobe", "rules", PYTHONIOENCODING="ascii"))
     assert code == 0
     assert out.isascii()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.anatomy.build import read
+from normprobe.capture.invoke import invoke
 from normprobe.capture.recorder import record
 from normprobe.records import Anatomy
 
@@ -24,7 +25,6 @@ class Case:
     model: nn.Module
     inputs: Any
     taps: tuple[tuple[Tap, ...], ...]
-    per_state: tuple[int, ...] = ()
 
 
 def anatomy_of(model: nn.Module, inputs: Any) -> Anatomy:
@@ -75,9 +75,7 @@ def llama(**options: Any) -> Case:
 def t5(**options: Any) -> Case:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        num_layers=2, d_model=WIDTH, d_kv=8, d_ff=48, num_heads=HEADS, vocab_size=VOCABULARY
-    )
+    config = T5Config(num_layers=2, d_model=WIDTH, d_kv=8, d_ff=48, num_heads=HEADS, vocab_size=VOCABULARY)
     model = shaken(_built(T5ForConditionalGeneration, config, options))
     streams = [[(part, "out") for b in side.block for part in b.layer] for side in (model.encoder, model.decoder)]
     inputs = {"input_ids": ids(), "decoder_input_ids": ids(tokens=7)}
@@ -147,9 +145,7 @@ class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 1)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)) for _ in range(4)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)) for _ in range(4))
         self.taps = nn.ModuleList(nn.ReLU(inplace=True) for _ in range(4))
         self.head = nn.Linear(8, 5)
 
@@ -179,8 +175,6 @@ def _built(build: Any, config: Any, options: dict[str, Any]) -> nn.Module:
 
 def tapped(model: nn.Module, inputs: Any, taps: Sequence[Tap]) -> list[Tensor]:
     """What passes the taps in one forward, in order of time, in float64."""
-    from normprobe.capture.invoke import invoke
-
     found: list[Tensor] = []
 
     def keep(value: Any) -> None:

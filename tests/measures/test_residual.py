@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_adds_in_place_give_the_numbers_of_adds_out_of_place() -> None:
 
 
 class Signed(nn.Module):
-    """Writes by other operations than a plain sum: a − b, a + 3·b, b·(−2) with the trunk second, addcmul-free."""
+    """Writes by other operations than a plain sum: a − b, a + 3·b, b·(−2) + a, b + a."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +154,7 @@ def test_factors_of_the_operation_belong_to_the_ratio() -> None:
     with torch.no_grad():
         model(x)
     states = [t.double() for t in model.trunks]
-    for state, before, after in zip(measure.states, states, states[1:], strict=True):
+    for state, (before, after) in zip(measure.states, pairwise(states), strict=True):
         expected = (token_rms(after - before, -1) / token_rms(before, -1)).quantile(0.5)
         assert state.write_ratio == pytest.approx(float(expected), rel=1e-5)
     assert len(measure.states) == 4
@@ -182,7 +183,7 @@ def test_an_accumulating_product_is_measured_as_output_minus_accumulator() -> No
         model(x)
     states = [t.double() for t in model.trunks]
     assert len(measure.states) == 4
-    for state, before, after in zip(measure.states, states, states[1:], strict=True):
+    for state, (before, after) in zip(measure.states, pairwise(states), strict=True):
         expected = (token_rms(after - before / 2, -1) / token_rms(before / 2, -1)).quantile(0.5)
         assert state.write_ratio == pytest.approx(float(expected), rel=1e-4)
         assert state.rms_median == pytest.approx(float(token_rms(after, -1).quantile(0.5)), rel=1e-5)
@@ -232,9 +233,7 @@ def test_a_write_with_a_nan_is_not_finite_and_has_no_exponent() -> None:
         (0, (8,), -1, (), 0),
     ],
 )
-def test_positions(
-    token: int, shape: tuple[int, ...], axis: int, lengths: tuple[int, ...], expected: int
-) -> None:
+def test_positions(token: int, shape: tuple[int, ...], axis: int, lengths: tuple[int, ...], expected: int) -> None:
     assert position(token, shape, axis, lengths) == expected
 
 
@@ -247,5 +246,3 @@ def test_a_sequence_first_layout_is_told_by_the_attention() -> None:
     found, _ = measure_forward(model, x, anatomy)
     for state in found.residual[0].states:
         assert state.position == state.rms_argmax // 3
-
-

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normprobe.norms.identify import identify, identify_module
 from normprobe.norms.subject import Instance, draw
 from normprobe.records import NormSpec
-from tests.norms import zoo
+from tests.norms import cases, zoo
 
 
 def differences(spec: NormSpec | None, facts: dict[str, object]) -> dict[str, object]:
@@ -29,7 +29,7 @@ def differences(spec: NormSpec | None, facts: dict[str, object]) -> dict[str, ob
     return wrong
 
 
-@pytest.mark.parametrize("case", zoo.TORCH + zoo.CUSTOM, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases.TORCH + cases.CUSTOM, ids=lambda case: case.name)
 def test_zoo(case: zoo.Case) -> None:
     spec = identify_module(case.build(), case.call)
     assert differences(spec, case.facts) == {}
@@ -38,8 +38,8 @@ def test_zoo(case: zoo.Case) -> None:
 
 
 def test_transformers() -> None:
-    cases = zoo.transformers_cases()
-    wrong = {c.name: differences(identify_module(c.build(), c.call), c.facts) for c in cases}
+    listed = cases.transformers_cases()
+    wrong = {c.name: differences(identify_module(c.build(), c.call), c.facts) for c in listed}
     assert {name: each for name, each in wrong.items() if each} == {}
 
 
@@ -66,7 +66,7 @@ def test_values_of_the_parameters_do_not_matter() -> None:
     with torch.no_grad():
         norm.weight.zero_()
         norm.bias.fill_(float("nan"))
-    assert differences(identify_module(norm, zoo.call_of(zoo.ROWS)), zoo.LN) == {}
+    assert differences(identify_module(norm, zoo.call_of(zoo.ROWS)), cases.LN) == {}
 
 
 def test_a_long_input_is_shortened_but_its_size_is_kept() -> None:
@@ -133,7 +133,7 @@ class Function:
 
 
 def test_a_subject_of_another_sort() -> None:
-    wanted = {**zoo.RMS, "eps": 3e-6, "weight": "g", "size": 24}
+    wanted = {**cases.RMS, "eps": 3e-6, "weight": "g", "size": 24}
     assert differences(identify(Function()), wanted) == {}
 
 

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normprobe.measures.attention import LogitHandler
+from normprobe.measures.forward import measure_forward
+from normprobe.records import AttentionMeasure, AttentionSite, OpSite
+from tests.measures.models import Case, anatomy_of, bert, gpt2, llama, neox, t5
+
+SDPA = OpSite(path="a", op="scaled_dot_product_attention")
+SOFTMAX = OpSite(path="a", op="aten._softmax.default")
+
+
+def site(heads: int, where: OpSite = SDPA, **fields: Any) -> AttentionSite:
+    return AttentionSite(path="a", heads=heads, kv_heads=heads, head_dim=8, site=where, **fields)
+
+
+def measured(where: AttentionSite, seed: int = 0, **arguments: Any) -> AttentionMeasure:
+    handler = LogitHandler(where, seed)
+    handler.before(arguments)
+    assert handler.measure is not None
+    return handler.measure
+
+
+def qk(batch: int = 2, heads: int = 4, key_heads: int = 4, rows: int = 10, keys: int = 10) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    q = 2 * torch.randn(batch, heads, rows, 8, generator=generator)
+    return q, 2 * torch.randn(batch, key_heads, keys, 8, generator=generator)
+
+
+def reference(logits: Tensor) -> list[dict[str, float]]:
+    """The record's definitions, head by head, in float64; `logits` [B, H, R, T] hold −∞ where masked."""
+    rows = []
+    for head in logits.double().unbind(1):
+        flat = head.flatten(0, 1)
+        seen = flat > -math.inf
+        p = flat.softmax(-1)
+        several = seen.sum(-1) > 1
+        entropy = -(p * p.clamp_min(1e-300).log()).sum(-1) / seen.sum(-1).clamp_min(2).log()
+        rows.append(
+            {
+                "sampled_max": float(flat[seen].max()),
+                "std": float(flat[seen].std(correction=0)),
+                "entropy": float(entropy[several].mean()),
+                "saturated": float((p.amax(-1)[several] > 0.99).double().mean()),
+                "first_token": float(p[:, 0].mean()),
+            }
+        )
+    return rows
+
+
+def assert_heads(measure: AttentionMeasure, logits: Tensor) -> None:
+    expected = reference(logits)
+    assert [head.head for head in measure.heads] == list(range(len(expected)))
+    for head, numbers in zip(measure.heads, expected, strict=True):
+        for name, value in numbers.items():
+            assert getattr(head, name) == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+CAUSAL = torch.ones(10, 10, dtype=torch.bool).tril()
+PADDED = torch.ones(2, 1, 1, 10, dtype=torch.bool)
+PADDED[1, ..., 7:] = False
+BIAS = torch.randn(1, 4, 10, 10, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bias"),
+    [
+        ({}, torch.zeros(())),
+        ({"is_causal": True}, torch.zeros(10, 10).masked_fill(~CAUSAL, -math.inf)),
+        ({"attn_mask": CAUSAL}, torch.zeros(10, 10).masked_fill(~CAUSAL, -math.inf)),
+        ({"attn_mask": PADDED}, torch.zeros(2, 1, 1, 10).masked_fill(~PADDED, -math.inf)),
+        ({"attn_mask": PADDED & CAUSAL}, torch.zeros(2, 1, 10, 10).masked_fill(~(PADDED & CAUSAL), -math.inf)),
+        ({"attn_mask": BIAS}, BIAS),
+        ({"attn_mask": BIAS[0]}, BIAS),
+        (
+            {"attn_mask": torch.zeros(10, 10).masked_fill(~CAUSAL, torch.finfo(torch.float32).min)},
+            torch.zeros(10, 10).masked_fill(~CAUSAL, -math.inf),
+        ),
+        ({"attn_bias": BIAS, "is_causal": True}, BIAS.masked_fill(~CAUSAL, -math.inf)),
+    ],
+)
+def test_masks_and_biases_of_the_composite(arguments: dict[str, Any], bias: Tensor) -> None:
+    q, k = qk()
+    measure = measured(site(4), query=q, key=k, **arguments)
+    assert_heads(measure, q @ k.mT / math.sqrt(8) + bias)
+    assert measure.rows == 20
+    assert measure.basis.exact
+
+
+def test_the_scale_argument_is_the_one_in_force() -> None:
+    q, k = qk()
+    assert_heads(measured(site(4, scale=7.0), query=q, key=k, scale=0.05), 0.05 * q @ k.mT)
+
+
+def test_a_known_soft_cap_is_applied() -> None:
+    q, k = qk()
+    assert_heads(measured(site(4, softcap=1.5), query=q, key=k), 1.5 * (q @ k.mT / math.sqrt(8) / 1.5).tanh())
+
+
+def test_grouped_heads() -> None:
+    q, k = qk(key_heads=2)
+    measure = measured(site(4), query=q, key=k, is_causal=True)
+    logits = q @ k.repeat_interleave(2, 1).mT / math.sqrt(8)
+    assert_heads(measure, logits.masked_fill(~CAUSAL, -math.inf))
+
+
+def test_heads_joined_with_the_batch_and_windows_before_the_heads() -> None:
+    q, k = qk()
+    logits = q @ k.mT / math.sqrt(8)
+    joined = measured(
+        site(4), query=q.flatten(0, 1), key=k.flatten(0, 1), attn_mask=BIAS.repeat(2, 1, 1, 1).flatten(0, 1)
+    )
+    assert_heads(joined, logits + BIAS)
+    windows = measured(site(4), query=q[None], key=k[None], attn_mask=PADDED[None])
+    assert_heads(windows, logits.masked_fill(~PADDED, -math.inf))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 10, 10), (8, 10, 10), (1, 2, 4, 10, 10), (2, 2, 2, 10, 10)])
+def test_logits_that_reach_a_softmax(shape: tuple[int, ...]) -> None:
+    q, k = qk()
+    logits = (q @ k.mT).masked_fill(~CAUSAL, torch.finfo(torch.float32).min)
+    measure = measured(site(4, SOFTMAX), self=logits.reshape(shape), dim=-1)
+    seen = (q @ k.mT).masked_fill(~CAUSAL, -math.inf)
+    assert_heads(measure, seen)
+    exact = (q @ k.mT).abs().masked_fill(~CAUSAL, 0).amax((0, 2, 3))
+    assert [head.bound for head in measure.heads] == pytest.approx(exact.tolist())
+
+
+def test_the_bound_holds_with_a_bias_and_is_the_product_of_the_longest_rows() -> None:
+    q, k = qk(key_heads=2)
+    plain = measured(site(4), query=q, key=k)
+    longest = q.norm(dim=-1).amax((0, 2)) * k.norm(dim=-1).amax((0, 2)).repeat_interleave(2) / math.sqrt(8)
+    assert [head.bound for head in plain.heads] == pytest.approx(longest.tolist())
+    biased = measured(site(4), query=q, key=k, attn_mask=100 * BIAS)
+    assert all(head.bound >= head.sampled_max for head in biased.heads)
+    most = (100 * BIAS).abs().amax((0, 2, 3))
+    assert [head.bound for head in biased.heads] == pytest.approx((longest + most).tolist())
+
+
+def test_a_sample_is_seeded_and_holds_at_most_64_rows() -> None:
+    q, k = qk(rows=300, keys=300)
+    first, again, other = (measured(site(4), seed, query=q, key=k, is_causal=True) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert first.rows == 128
+    assert not first.basis.exact
+    rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:64]
+    seen = torch.arange(300) <= rows[:, None]
+    assert_heads(first, (q[:, :, rows] @ k.mT / math.sqrt(8)).masked_fill(~seen, -math.inf))
+
+
+def test_64_rows_are_all_looked_at() -> None:
+    q, k = qk(rows=64, keys=70)
+    measure = measured(site(4), query=q, key=k)
+    assert measure.basis.exact
+    assert_heads(measure, q @ k.mT / math.sqrt(8))
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, Tensor) and not func.is_view:
+            self.elements = max(self.elements, output.numel())
+        return output
+
+
+@pytest.mark.parametrize("kind", ["product", "biased", "logits"])
+def test_no_square_of_the_sequence_is_allocated(kind: str) -> None:
+    tokens, heads = 1024, 4
+    q, k = qk(batch=1, heads=heads, key_heads=heads, rows=tokens, keys=tokens)
+    arguments: dict[str, Any] = {"query": q, "key": k, "is_causal": kind == "product"}
+    where = site(heads)
+    if kind == "biased":
+        arguments["attn_mask"] = torch.zeros(1, 1, tokens, tokens)
+    if kind == "logits":
+        where, arguments = site(heads, SOFTMAX), {"self": q @ k.mT, "dim": 3}
+    with Largest() as mode:
+        measured(where, **arguments)
+    assert 0 < mode.elements <= heads * 64 * tokens
+
+
+def test_heads_are_taken_in_groups_that_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = qk(key_heads=2)
+    whole = measured(site(4), query=q, key=k, attn_mask=BIAS)
+    monkeypatch.setattr("normprobe.measures.attention._PIECE", 1)
+    assert measured(site(4), query=q, key=k, attn_mask=BIAS).heads == pytest.approx(whole.heads)
+
+
+@pytest.mark.parametrize(
+    ("where", "arguments", "message"),
+    [
+        (site(4, SOFTMAX), {"self": torch.zeros(2, 4, 10, 10), "dim": 2}, "softmax over axis 2 of 4"),
+        (site(4, SOFTMAX), {"self": torch.zeros(3, 10, 10), "dim": 2}, "expected four axes with 4 heads"),
+        (site(4), {"query": torch.zeros(10, 8), "key": torch.zeros(10, 8)}, "expected four axes"),
+        (
+            site(4, OpSite(path="a", op="aten._flash_attention_forward.default")),
+            {"query": torch.zeros(2, 10, 4, 8)},
+            "layout of q and k in aten._flash_attention_forward.default",
+        ),
+    ],
+)
+def test_what_is_not_understood_raises(where: AttentionSite, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measured(where, **arguments)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, t5, bert, neox])
+def test_the_fused_kernel_and_the_written_out_attention_give_equal_numbers(build: Callable[..., Case]) -> None:
+    results = []
+    for attention in ("sdpa", "eager"):
+        case = build(attention=attention)
+        anatomy = anatomy_of(case.model, case.inputs)
+        found, skipped = measure_forward(case.model, case.inputs, anatomy)
+        assert skipped == ()
+        assert {s.site.op.startswith("scaled") for s in anatomy.attention} == {attention == "sdpa"}
+        results.append(found.attention)
+    fused, eager = results
+    assert len(fused) == len(eager) >= 3
+    for one, other in zip(fused, eager, strict=True):
+        assert (one.path, one.rows, len(one.heads)) == (other.path, other.rows, len(other.heads))
+        for a, b in zip(one.heads, other.heads, strict=True):
+            for name in ("sampled_max", "std", "entropy", "saturated", "first_token"):
+                assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-3, abs=1e-5), (one.path, name)
+            assert b.sampled_max <= b.bound + 1e-6
+            assert b.bound <= a.bound * (1 + 1e-5)
+
+
+def test_the_kernel_below_multi_head_attention_is_measured() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 10, 32)
+    anatomy = anatomy_of(model, x)
+    assert {"_scaled_dot_product" in s.site.op for s in anatomy.attention} == {True}
+    found, skipped = measure_forward(model, x, anatomy)
+    assert skipped == ()
+    attention = model.layers[0].self_attn
+    with torch.no_grad():
+        q, k, _ = F.linear(x, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1)
+    q, k = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in (q, k))
+    assert_heads(found.attention[0], q @ k.mT / math.sqrt(8))
+
+
+def test_a_nan_query_shows_in_its_head_alone() -> None:
+    q, k = qk()
+    q[0, 2, 5, 1] = math.nan
+    heads = measured(site(4), query=q, key=k).heads
+    assert [math.isnan(h.sampled_max) for h in heads] == [False, False, True, False]
+    assert [math.isnan(h.bound) for h in heads] == [False, False, True, False]

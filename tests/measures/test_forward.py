@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe.measures.finite import all_finite
+from normprobe.measures.forward import measure_forward
+from normprobe.records import Anatomy, Measurements
+from tests.measures.models import anatomy_of, gpt2, llama
+
+
+def test_a_site_that_the_model_no_longer_runs_is_a_skip_and_the_rest_is_measured() -> None:
+    case = llama()
+    anatomy = anatomy_of(case.model, case.inputs)
+    del case.model.model.layers[2]
+    case.model.config.num_hidden_layers = 2
+    found, skipped = measure_forward(case.model, case.inputs, anatomy)
+    assert {s.what for s in skipped} == {
+        "residual stream model.layers, write model.layers.2#aten.add.Tensor:0",
+        "residual stream model.layers, write model.layers.2#aten.add.Tensor:1",
+        "attention logits model.layers.2.self_attn#scaled_dot_product_attention:0",
+    }
+    assert {s.why for s in skipped} == {"the measured forward did not run this operation, though the recorded one did"}
+    (stream,) = found.residual
+    assert [s.branch for s in stream.states] == [0, 1, 2, 3]
+    assert math.isnan(stream.growth.exponent), "a curve with a hole has no exponent"
+    assert len(found.attention) == 2
+
+
+def test_a_state_of_another_width_is_a_skip_that_says_so() -> None:
+    case = llama()
+    anatomy = anatomy_of(case.model, case.inputs)
+    stream = anatomy.streams[0].model_copy(update={"width": 31})
+    found, skipped = measure_forward(case.model, case.inputs, anatomy.model_copy(update={"streams": (stream,)}))
+    assert found.residual == ()
+    assert len(skipped) == 6
+    assert "expected 31 floating point features on axis -1, found torch.float32" in skipped[0].why
+
+
+def test_the_same_seed_gives_the_same_numbers_and_the_model_is_left_alone() -> None:
+    case = gpt2()
+    case.model.train()
+    anatomy = anatomy_of(case.model, case.inputs)
+    state = {n: t.clone() for n, t in case.model.state_dict().items()}
+    rng = torch.get_rng_state()
+    first = measure_forward(case.model, case.inputs, anatomy)
+    assert measure_forward(case.model, case.inputs, anatomy) == first
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(torch.equal(t, state[n]) for n, t in case.model.state_dict().items())
+    assert all("forward" not in m.__dict__ and m.training for m in case.model.modules())
+    assert not any(p.grad is not None for p in case.model.parameters())
+
+
+def test_measurements_travel_through_json() -> None:
+    case = gpt2()
+    found, _ = measure_forward(case.model, case.inputs, anatomy_of(case.model, case.inputs))
+    assert Measurements.model_validate_json(found.model_dump_json()) == found
+
+
+class Inline(nn.Module):
+    """A block that breaks the signal in its own forward, not in one of its modules."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.norm, self.linear, self.factor = nn.LayerNorm(8), nn.Linear(8, 8), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.linear(self.norm(x)) * self.factor
+        return x
+
+
+def planted(index: int) -> nn.Sequential:
+    return nn.Sequential(*(Inline(math.inf if i == index else 1.0) for i in range(4)), nn.LayerNorm(8))
+
+
+@pytest.mark.parametrize("index", [0, 2, 3])
+def test_the_module_that_breaks_the_signal_in_its_own_forward_is_named(index: int) -> None:
+    model, x = planted(index), torch.randn(1, 5, 8)
+    found, _ = measure_forward(model, x, anatomy_of(model, x))
+    assert found.output_finite is False
+    assert found.first_non_finite == str(index)
+
+
+def test_a_weight_that_is_nan_is_named_by_its_module() -> None:
+    case = gpt2()
+    with torch.no_grad():
+        case.model.transformer.h[1].mlp.c_fc.weight[0, 0] = math.nan
+    found, _ = measure_forward(case.model, case.inputs, anatomy_of(case.model, case.inputs))
+    assert found.first_non_finite == "transformer.h.1.mlp.c_fc"
+    assert [s.finite for s in found.residual[0].states] == [True, True, True, False, False, False]
+
+
+class Masked(nn.Module):
+    """Passes a mask of −∞ to the module that breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Masks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, torch.full((5, 5), -math.inf).triu(1))
+
+
+class Masks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ok, self.broken = nn.Linear(8, 8), nn.Linear(8, 8)
+        with torch.no_grad():
+            self.broken.weight.fill_(math.nan)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.broken((self.ok(x) @ self.ok(x).mT + mask).softmax(-1) @ x)
+
+
+def test_a_mask_of_minus_infinity_is_no_fault() -> None:
+    found, _ = measure_forward(Masked(), torch.randn(1, 5, 8), Anatomy())
+    assert found.first_non_finite == "inner.broken"
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (torch.ones(3), True),
+        (torch.tensor([1.0, math.nan]), False),
+        (torch.tensor([1.0, -math.inf]), False),
+        ({"a": [torch.ones(1), (torch.tensor(math.inf),)]}, False),
+        (torch.tensor([complex(0, math.nan)]), False),
+        (torch.ones(0), True),
+        (torch.ones(3, dtype=torch.int64), None),
+        (torch.tensor([60000.0, 60000.0]).half(), True),
+        (None, None),
+    ],
+)
+def test_all_finite(output: Any, expected: bool | None) -> None:
+    assert all_finite(output) is expected
+
+
+def test_an_output_without_floats_is_a_skip() -> None:
+    class Argmax(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.argmax(-1)
+
+    found, (skip,) = measure_forward(Argmax(), torch.randn(2, 3), Anatomy())
+    assert found.output_finite is None
+    assert skip.what == "outputs"
+
+
+def test_an_error_of_the_model_passes_through() -> None:
+    case = gpt2()
+    anatomy = anatomy_of(case.model, case.inputs)
+    with pytest.raises(IndexError, match="index out of range"):
+        measure_forward(case.model, {"input_ids": torch.full((1, 4), 10**6)}, anatomy)
+    assert all("forward" not in m.__dict__ for m in case.model.modules())
+
+
+def test_there_is_nothing_to_measure_on_meta() -> None:
+    model = planted(9)
+    anatomy = anatomy_of(model, torch.randn(1, 5, 8))
+    found, (skip,) = measure_forward(model.to("meta"), torch.randn(1, 5, 8, device="meta"), anatomy)
+    assert found == Measurements()
+    assert "meta device" in skip.why
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_figures_of_a_trained_model(smollm2_gguf: Path) -> None:
+    pytest.importorskip("gguf")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = smollm2_gguf.parent, smollm2_gguf.name
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    text = Path(__file__).parents[2].joinpath("normprobe/targets/sample.txt").read_text(encoding="utf-8")
+    inputs = {"input_ids": tokenizer(text, return_tensors="pt").input_ids[:, :128]}
+    found, skipped = measure_forward(model, inputs, anatomy_of(model, inputs))
+    assert skipped == ()
+    (stream,) = found.residual
+    blocks = stream.states[1::2]
+    assert blocks[11].rms_max == pytest.approx(1000, rel=0.2)
+    assert blocks[11].position == 0
+    assert blocks[11].rms_median == pytest.approx(6, rel=0.2)
+    assert 15 < blocks[-1].rms_median / blocks[0].rms_median < 30
+    assert 0.7 < stream.growth.exponent < 1.1
+    assert stream.massive[0].position == 0
+    assert stream.massive[0].ratio > 1000
+    assert len(found.attention) == 30

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normprobe.capture.invoke import invoke
+from normprobe.errors import InputError
+from normprobe.measures.gradients import measure_gradients
+from normprobe.records import GradientMeasure
+from tests.measures.models import CASES, Adds, Case, ResNet, anatomy_of, gpt2, llama, shaken, t5
+
+
+def measured(model: nn.Module, inputs: Any, loss: Any = None) -> GradientMeasure:
+    found, skipped = measure_gradients(model, inputs, anatomy_of(model, inputs), loss)
+    assert skipped == ()
+    assert found is not None
+    return found
+
+
+def reference(case: Case, loss: Callable[[Any], Tensor]) -> tuple[float, dict[str, Tensor], list[list[float]]]:
+    """Loss, gradient of every parameter by `backward`, and RMS of the gradient at every tap, all in float64."""
+    model, states = case.model.double(), [[] for _ in case.taps]
+    hooks = []
+
+    def keep(value: Any, into: list[Tensor]) -> None:
+        tensor = value if isinstance(value, Tensor) else value[0]
+        tensor.retain_grad()
+        into.append(tensor)
+
+    for into, taps in zip(states, case.taps, strict=True):
+        for module, side in taps:
+            if side == "in":
+                hooks.append(module.register_forward_pre_hook(lambda m, args, into=into: keep(args, into)))
+            else:
+                hooks.append(module.register_forward_hook(lambda m, args, out, into=into: keep(out, into)))
+    inputs = case.inputs
+    if not isinstance(inputs, dict):
+        inputs = tuple(t.double() for t in inputs) if isinstance(inputs, tuple) else inputs.double()
+    value = loss(invoke(model, inputs))
+    value.backward()
+    for hook in hooks:
+        hook.remove()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    rms = [[float(t.grad.square().mean().sqrt()) for t in taps] for taps in states]
+    model.float()
+    return float(value), gradients, rms
+
+
+def square(output: Any) -> Tensor:
+    first = output if isinstance(output, Tensor) else next(iter(output.values()))
+    return first.square().mean()
+
+
+@pytest.mark.parametrize("build", [b for b in CASES if b.__name__ != "resnet"])
+def test_gradients_equal_those_of_a_float64_backward(build: Callable[[], Case]) -> None:
+    case = build()
+    anatomy = anatomy_of(case.model, case.inputs)
+    found, skipped = measure_gradients(case.model, case.inputs, anatomy, lambda output, inputs: square(output))
+    assert skipped == ()
+    assert found is not None
+    value, gradients, rms = reference(case, square)
+    assert found.loss == "given"
+    assert found.value == pytest.approx(value, rel=1e-5)
+    for stream, expected in zip(anatomy.streams, rms, strict=True):
+        measures = [b for b in found.branches if b.stream == stream.name]
+        adds = list(dict.fromkeys(branch.add for branch in stream.branches))
+        for branch, measure in zip(stream.branches, measures, strict=True):
+            norm = math.sqrt(sum(float(gradients[n].square().sum()) for n in branch.parameters))
+            assert measure.parameter_norm == pytest.approx(norm, rel=1e-4)
+            assert measure.parameters == sum(gradients[n].numel() for n in branch.parameters)
+            assert measure.activation_rms == pytest.approx(expected[adds.index(branch.add)], rel=1e-4)
+
+
+def test_the_gradient_at_an_add_in_place_is_taken_before_the_activation_in_place() -> None:
+    model, x = shaken(ResNet()), torch.randn(2, 3, 5, 7)
+    found = measured(model, x)
+    plain = PlainResNet(model)
+    out = plain(x)
+    expected = torch.autograd.grad(out.square().mean(), plain.sums)
+    rms = [float(g.square().mean().sqrt()) for g in expected]
+    assert [b.activation_rms for b in found.branches] == pytest.approx(rms, rel=1e-4)
+    after = [float(g.square().mean().sqrt()) for g in torch.autograd.grad(plain(x).square().mean(), plain.acts)]
+    assert after[0] != pytest.approx(rms[0], rel=1e-2), "the two places must differ for this test to say anything"
+
+
+class PlainResNet(nn.Module):
+    """`ResNet` without operations in place."""
+
+    def __init__(self, of: ResNet) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sums, self.acts = [], []
+        x = self.of.stem(x)
+        for block in self.of.blocks:
+            self.sums.append(block(x) + x)
+            x = F.relu(self.sums[-1])
+            self.acts.append(x)
+        return self.of.head(x.mean((2, 3)))
+
+
+def test_the_loss_of_a_language_model_is_that_of_the_next_token() -> None:
+    case = gpt2()
+    ids = case.inputs["input_ids"]
+    found = measured(case.model, case.inputs)
+    with torch.no_grad():
+        logits = case.model(**case.inputs).logits
+        expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert found.loss == "cross-entropy of the next token"
+    assert found.value == pytest.approx(float(expected))
+
+
+def test_padding_has_no_part_in_the_loss_and_the_decoder_has_its_own_tokens() -> None:
+    case = llama()
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 8:] = 0
+    inputs = {**case.inputs, "attention_mask": mask}
+    with torch.no_grad():
+        logits = case.model(**inputs).logits[:, :-1]
+    targets = inputs["input_ids"][:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert measured(case.model, inputs).value == pytest.approx(float(expected))
+    assert measured(t5().model, t5().inputs).loss == "cross-entropy of the next token"
+
+
+def test_the_models_own_loss_is_taken_where_there_are_labels() -> None:
+    case = gpt2()
+    inputs = {**case.inputs, "labels": case.inputs["input_ids"]}
+    found = measured(case.model, inputs)
+    assert found.loss == "the model's own"
+    assert found.value == pytest.approx(float(case.model(**inputs).loss))
+
+
+def test_other_outputs_give_their_mean_square() -> None:
+    model, x = Adds(torch.randn(5, 8)), torch.randn(1, 4, 8)
+    found = measured(model, x)
+    assert found.loss == "mean square of the first output"
+    assert found.value == pytest.approx(float(model(x).square().mean()))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda output, inputs: output, r"found: a tensor of shape \(1, 4, 8\)"),
+        (lambda output, inputs: 3.0, "found: float"),
+        (lambda output, inputs: output.detach().sum(), "without a gradient"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(loss: Any, message: str) -> None:
+    model, x = Adds(torch.randn(5, 8)), torch.randn(1, 4, 8)
+    with pytest.raises(InputError, match=message):
+        measured(model, x, loss)
+
+
+class Chain(nn.Module):
+    """Block i writes `scale[i]` times a linear map of the stream; the gradient of its weight grows alike."""
+
+    def __init__(self, scales: list[float]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in scales)
+        self.scales = scales
+        for block in self.blocks:
+            nn.init.zeros_(block.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale, block in zip(self.scales, self.blocks, strict=True):
+            x = x + scale * block(x)
+        return x
+
+
+def test_ratio_and_slope_of_gradients_that_grow_tenfold_a_branch() -> None:
+    found = measured(Chain([1.0, 10.0, 100.0, 1000.0]), torch.randn(1, 4, 8))
+    assert found.last_to_first == pytest.approx(1000, rel=1e-5)
+    assert found.slope == pytest.approx(math.log(10), rel=1e-5)
+
+
+def test_a_branch_without_gradient_has_no_slope() -> None:
+    found = measured(Chain([0.0, 1.0, 1.0, 1.0]), torch.randn(1, 4, 8))
+    assert found.branches[0].parameter_norm == 0
+    assert math.isnan(found.last_to_first)
+    assert math.isnan(found.slope)
+
+
+def test_a_gradient_that_is_not_finite_stays_so() -> None:
+    model = Chain([1.0] * 4)
+    x = torch.randn(1, 4, 8)
+    found = measured(model, x, lambda output, inputs: output.sum() * math.inf)
+    assert not any(math.isfinite(b.parameter_norm) for b in found.branches)
+    assert not math.isfinite(found.value)
+
+
+class Hooked(nn.Module):
+    """A stream whose parameters are partly frozen, partly shared, and watched by hooks of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = Chain([1.0, 2.0, 3.0, 4.0])
+        self.chain.blocks[3].weight = self.chain.blocks[2].weight
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.chain.blocks[0].weight.requires_grad_(False)
+        self.calls = 0
+        self.chain.blocks[1].weight.register_hook(self.count)
+        self.chain.blocks[1].weight.register_post_accumulate_grad_hook(self.count)
+
+    def count(self, gradient: Tensor) -> None:
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.chain(self.lstm(x)[0])
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_parameters_grads_flags_and_hooks_are_left_alone(broken: bool) -> None:
+    model, x = Hooked().train(), torch.randn(1, 4, 8)
+    anatomy = anatomy_of(model, x)
+    model.chain.blocks[1].weight.grad = torch.full((8, 8), 7.0)
+    parameters = {n: id(p) for n, p in model.named_parameters(remove_duplicate=False)}
+    flags = {n: p.requires_grad for n, p in model.named_parameters()}
+    flat = [id(p) for p in model.lstm._flat_weights]
+    versions = {n: p._version for n, p in model.named_parameters()}
+
+    def loss(output: Tensor, inputs: Any) -> Tensor:
+        if broken:
+            raise RuntimeError("planted")
+        return output.sum()
+
+    if broken:
+        with pytest.raises(RuntimeError, match="planted"):
+            measure_gradients(model, x, anatomy, loss)
+    else:
+        found, _ = measure_gradients(model, x, anatomy, loss)
+        assert found is not None
+        assert found.branches[0].parameter_norm > 0, "a frozen parameter has a gradient too"
+    assert {n: id(p) for n, p in model.named_parameters(remove_duplicate=False)} == parameters
+    assert {n: p.requires_grad for n, p in model.named_parameters()} == flags
+    assert {n: p._version for n, p in model.named_parameters()} == versions
+    assert [id(p) for p in model.lstm._flat_weights] == flat
+    grads = [n for n, p in model.named_parameters() if p.grad is not None]
+    assert grads == ["chain.blocks.1.weight"]
+    assert bool((model.chain.blocks[1].weight.grad == 7).all())
+    assert model.calls == 0
+    assert all(module.training for module in model.modules())
+
+
+def test_an_operation_without_derivative_is_a_skip_with_the_error() -> None:
+    class Stuck(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            raise NotImplementedError("planted: no derivative")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.chain = Chain([1.0] * 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Stuck.apply(self.chain(x))
+
+    model, x = Model(), torch.randn(1, 4, 8)
+    found, (skip,) = measure_gradients(model, x, anatomy_of(model, x))
+    assert found is None
+    assert "planted: no derivative" in skip.why
+
+
+def test_there_is_nothing_to_differentiate_on_meta() -> None:
+    model = Chain([1.0] * 4)
+    anatomy = anatomy_of(model, torch.randn(1, 4, 8))
+    found, (skip,) = measure_gradients(model.to("meta"), torch.randn(1, 4, 8, device="meta"), anatomy)
+    assert found is None
+    assert "meta device" in skip.why
