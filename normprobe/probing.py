@@ -73,7 +73,7 @@ def probe(
         tell("identify", 0, 0)
         reading = read(model, trace)
         measured, skipped = _measure(model, values, reading, level, loss, seed, tell)
-    target = _target(model, description)
+    target = _target(model, description, autocast)
     return _judge(ReportData(target=target, level=level), reading, measured, skipped)
 
 
@@ -170,7 +170,7 @@ def _rejections(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _target(model: nn.Module, description: str) -> Target:
+def _target(model: nn.Module, description: str, autocast: str | torch.dtype | None) -> Target:
     first = next(model.parameters(), None)
     dtypes = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
     return Target(
@@ -181,4 +181,5 @@ def _target(model: nn.Module, description: str) -> Target:
         dtype=", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes)),
         device=str(first.device) if first is not None else "cpu",
         inputs=description,
+        autocast=str(autocast).removeprefix("torch.") if autocast is not None else None,
     )

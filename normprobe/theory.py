@@ -46,12 +46,8 @@ class Format:
 
 FLOAT16 = Format("float16", 65504.0, 2.0**-14, 2.0**-24, 2.0**-10, "IEEE 754-2019, binary16")
 BFLOAT16 = Format("bfloat16", 2.0**127 * (2 - 2.0**-7), 2.0**-126, 2.0**-133, 2.0**-7, "Kalamkar et al. 2019")
-FLOAT32 = Format(
-    "float32", 2.0**127 * (2 - 2.0**-23), 2.0**-126, 2.0**-149, 2.0**-23, "IEEE 754-2019, binary32"
-)
-FLOAT64 = Format(
-    "float64", 2.0**1023 * (2 - 2.0**-52), 2.0**-1022, 2.0**-1074, 2.0**-52, "IEEE 754-2019, binary64"
-)
+FLOAT32 = Format("float32", 2.0**127 * (2 - 2.0**-23), 2.0**-126, 2.0**-149, 2.0**-23, "IEEE 754-2019, binary32")
+FLOAT64 = Format("float64", 2.0**1023 * (2 - 2.0**-52), 2.0**-1022, 2.0**-1074, 2.0**-52, "IEEE 754-2019, binary64")
 FLOAT8_E4M3 = Format("float8_e4m3fn", 448.0, 2.0**-6, 2.0**-9, 2.0**-3, "Micikevicius et al. 2022, table 1")
 FLOAT8_E5M2 = Format("float8_e5m2", 57344.0, 2.0**-14, 2.0**-16, 2.0**-2, "Micikevicius et al. 2022, table 1")
 FORMATS = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64, FLOAT8_E4M3, FLOAT8_E5M2)}

@@ -62,7 +62,8 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         ),
         head=head,
     )
-    return Reading(anatomy, tuple(Skipped(what="data flow", why=note) for note in trace.notes))
+    assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
+    return Reading(anatomy, (*assumed, *found.skipped))
 
 
 def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:

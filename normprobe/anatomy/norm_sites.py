@@ -15,7 +15,7 @@ from normprobe.anatomy.ops import Role
 from normprobe.capture.calls import CallSpec, TensorSpec
 from normprobe.capture.trace import Call, Trace
 from normprobe.norms.identify import identify_module
-from normprobe.records import NormSite, NormSpec
+from normprobe.records import NormSite, NormSpec, Skipped
 
 NOT_NORMS = frozenset({"affine", "identity"})
 Progress = Callable[[int, int], None]
@@ -27,7 +27,7 @@ class Found:
 
     sites: list[NormSite] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    inner: dict[int, list[str]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
 
 
 def find_module_norms(model: nn.Module, trace: Trace, candidates: Candidates) -> Found:
@@ -46,6 +46,7 @@ class _Finder:
         self.cache: dict[Any, NormSpec | None] = {}
         self.specs: dict[int, NormSpec] = {}
         self.covered: set[int] = set()
+        self.skipped: list[Skipped] = []
 
     def visit(self, call: Call) -> bool:
         """Identify one candidate; True if it is a norm and no norm was found inside it."""
@@ -56,7 +57,9 @@ class _Finder:
         if key not in self.cache:
             module = self.model.get_submodule("" if call.path == "." else call.path)
             assert call.spec is not None
-            self.cache[key] = identify_module(module, call.spec)
+            failures: list[str] = []
+            self.cache[key] = identify_module(module, call.spec, failures)
+            self.skipped += [Skipped(what=f"behaviour of {call.path}", why=failure) for failure in failures]
         spec = self.cache[key]
         if spec is None or spec.kind in NOT_NORMS:
             return False
@@ -66,7 +69,7 @@ class _Finder:
 
 
 def _collect(finder: _Finder, calls: list[Call]) -> Found:
-    found, index = Found(), {}
+    found, index = Found(skipped=finder.skipped), {}
     runs: dict[str, int] = {}
     for call in calls:
         runs[call.path] = runs.get(call.path, 0) + 1

@@ -33,6 +33,8 @@ COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
     ),
 }
 
+ASSUMED = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default})
+
 
 def record(model: nn.Module, inputs: Inputs) -> Trace:
     """Run `model` once on `inputs` in eval mode without gradients and return the recorded data flow.
@@ -115,6 +117,17 @@ class _Recorder:
             if isinstance(leaf, Tensor):
                 self.trace.outputs.append((pytree.keystr(path).strip("[]'.") or "output", self.read(leaf)))
 
+    def assume(self, function: Any, args: Any) -> Any:
+        """Answer a read of a value that the meta device does not hold, and note what was assumed."""
+        dtype = args[0].dtype
+        answer: bool | float = dtype is torch.bool or function is torch.ops.aten.equal.default
+        if not answer:
+            answer = 1.0 if dtype.is_floating_point else 1
+        note = f"the meta device holds no values: {self._path()} read one, {answer} was assumed"
+        if note not in self.trace.notes:
+            self.trace.notes.append(note)
+        return answer
+
     # ---- values
 
     def read(self, tensor: Tensor) -> int:
@@ -194,6 +207,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in ASSUMED and any(t.is_meta for t in _tensors(args)):
+            return self.recorder.assume(func, args)
         return self.recorder.operation(func, args, kwargs, lambda: func(*args, **kwargs))
 
 

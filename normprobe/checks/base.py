@@ -67,9 +67,7 @@ def limit(value: float, *, unit: Unit, source: str) -> float:
         explain itself.
     """
     if not math.isfinite(value) or not source.strip():
-        raise ValueError(
-            f"a limit needs a finite value and a source, found value {value!r}, source {source!r}"
-        )
+        raise ValueError(f"a limit needs a finite value and a source, found value {value!r}, source {source!r}")
     return field(default=value, metadata={"unit": unit, "source": source})
 
 
@@ -105,9 +103,7 @@ class Check(ABC):
     def run(self, data: ReportData) -> Outcome:
         """`check`, or one `Skipped` where the level of the probe cannot give what this check needs."""
         if Needs.BACKWARD in self.needs and data.level != "backward":
-            yield self.skip(
-                f'needs gradients, the probe ran at level "{data.level}": run it at level "backward"'
-            )
+            yield self.skip(f'needs gradients, the probe ran at level "{data.level}": run it at level "backward"')
         elif Needs.FORWARD in self.needs and data.level == "structure":
             yield self.skip('needs a measured forward pass, the probe ran at level "structure"')
         else:

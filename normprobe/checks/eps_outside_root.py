@@ -74,19 +74,13 @@ class EpsOutsideRoot(Check):
     def _message(norm: NormSite) -> str:
         eps = "eps" if norm.eps is None else f"eps {number(norm.eps)}"
         if norm.eps_placement == "scaled":
-            return (
-                f"{eps} is multiplied by the row's squared peak: another output for rows with a large channel"
-            )
+            return f"{eps} is multiplied by the row's squared peak: another output for rows with a large channel"
         form = "√v + eps" if norm.eps_placement == "outside_sqrt" else "max(√v, eps)"
         text = f"divides by {form} instead of √(v + eps)"
         if norm.eps is None or not norm.eps > 0:
             return text
         rms = math.sqrt(norm.eps)
-        factor = (
-            math.sqrt(2)
-            * rms
-            / (rms + norm.eps if norm.eps_placement == "outside_sqrt" else max(rms, norm.eps))
-        )
+        factor = math.sqrt(2) * rms / (rms + norm.eps if norm.eps_placement == "outside_sqrt" else max(rms, norm.eps))
         return (
             f"{text}: with {eps}, a port with eps inside the root differs by a factor of {number(factor)} "
             f"at an input RMS of {number(rms)}"

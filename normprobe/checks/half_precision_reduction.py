@@ -28,8 +28,7 @@ class HalfPrecisionReduction(Check):
     In float16 the square of anything from 256 on is infinite, so one large channel turns the whole row into
     zeros: an error where the model runs in float16 now. In bfloat16 nothing overflows, but the statistic
     keeps 8 bits: up to 0.4 % of every row's scale, at every norm; a warning. A model in float32 is right
-    today, and would have one of the two faults as soon as it is cast: a warning too, since casting is how
-    most models are served.
+    today, and would have one of the two faults as soon as it is cast: a note.
 
     ## What to do
 
@@ -62,11 +61,17 @@ class HalfPrecisionReduction(Check):
                     _consequence(form, data.target.dtype),
                     value=norm.reduction,
                     source="Micikevicius et al. 2018, sec. 3.3",
-                    severity=Severity.ERROR if form is FLOAT16 else Severity.WARNING,
+                    severity=_severity(form),
                 )
         unknown = [norm.path for norm in judged if norm.reduction == "unknown"]
         if unknown:
             yield self.skip("the dtype of the reduction could not be told", unknown)
+
+
+def _severity(form: Format | None) -> Severity:
+    if form is FLOAT16:
+        return Severity.ERROR
+    return Severity.WARNING if form is BFLOAT16 else Severity.NOTE
 
 
 def _consequence(form: Format | None, dtype: str) -> str:

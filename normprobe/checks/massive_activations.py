@@ -53,25 +53,25 @@ class MassiveActivations(Check):
     )
 
     def check(self, data: ReportData) -> Outcome:
-        """Yield one note for every channel of a stream that has entries that stand out."""
+        """Yield one note for every stream in which entries stand out."""
         if not data.measurements.residual:
             yield self.skip("no residual stream was measured")
         for stream in data.measurements.residual:
-            channels: dict[int, list[MassiveActivation]] = {}
-            for entry in stream.massive:
-                if self.exceeds(entry.ratio, self.max_ratio):
-                    channels.setdefault(entry.channel, []).append(entry)
-            for entries in channels.values():
+            entries = [entry for entry in stream.massive if self.exceeds(entry.ratio, self.max_ratio)]
+            if entries:
                 yield self._found(stream, entries)
 
     def _found(self, stream: StreamMeasure, entries: list[MassiveActivation]) -> Finding:
         worst = max(entries, key=lambda entry: entry.ratio if math.isfinite(entry.ratio) else math.inf)
-        more = f" (and {len(entries) - 1} more)" if len(entries) > 1 else ""
         first, last = (_path(stream, index) for index in (worst.first, worst.last))
+        more = ""
+        if len(entries) > 1:
+            channels, positions = ({getattr(e, name) for e in entries} for name in ("channel", "position"))
+            more = f"; {len(entries)} entries stand out, in {len(channels)} channels at {len(positions)} positions"
         return self.finding(
             first,
-            f"channel {worst.channel} at position {worst.position}{more} holds {number(worst.value)}, "
-            f"{number(worst.ratio)} times the median |x| of the stream, up to {last}",
+            f"channel {worst.channel} at position {worst.position} holds {number(worst.value)}, "
+            f"{number(worst.ratio)} times the median |x| of the stream, up to {last}{more}",
             value=worst.ratio,
             against="max_ratio",
         )

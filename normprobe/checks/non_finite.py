@@ -60,11 +60,7 @@ class NonFinite(Check):
                 places=dict.fromkeys([first, *places]),
             )
         elif found.output_finite is None:
-            seen = (
-                f"; {found.first_non_finite} gave a value that is not finite"
-                if found.first_non_finite
-                else ""
-            )
+            seen = f"; {found.first_non_finite} gave a value that is not finite" if found.first_non_finite else ""
             yield self.skip(f"the outputs were not looked at{seen}")
 
     def _lost(self, found: Measurements) -> Iterator[tuple[str, str]]:

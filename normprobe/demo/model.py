@@ -53,9 +53,7 @@ class Attention(nn.Module):
         """Each token's weighted mean of the values at and before it."""
         batch, tokens, width = x_BTD.shape
         shape = (batch, tokens, self.heads, width // self.heads)
-        query, key, value = (
-            part.view(shape).transpose(1, 2) for part in self.query_key_value(x_BTD).chunk(3, dim=-1)
-        )
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.query_key_value(x_BTD).chunk(3, dim=-1))
         mixed_BHTK = F.scaled_dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
         mixed: Tensor = self.output(mixed_BHTK.transpose(1, 2).reshape(batch, tokens, width))
         return mixed

@@ -44,9 +44,7 @@ class Face:
             parameters = _named_parameters(module)
             if parameters:
                 names = tuple(parameters)
-                required = frozenset(
-                    name for name in names if parameters[name].default is inspect.Parameter.empty
-                )
+                required = frozenset(name for name in names if parameters[name].default is inspect.Parameter.empty)
                 return cls(module, config, names, required, _main_name(module, names))
         raise InputError(
             f"{type(model).__name__}: no inputs were given and none can be made",

@@ -105,9 +105,7 @@ def random_ids(face: Face, batch: int, length: int, seed: int) -> Tensor:
     return allowed[torch.randint(len(allowed), (batch, length), generator=generator)]
 
 
-def _decoder(
-    face: Face, args: dict[str, Tensor], batch: int, seed: int, tokens: int | None
-) -> dict[str, Tensor]:
+def _decoder(face: Face, args: dict[str, Tensor], batch: int, seed: int, tokens: int | None) -> dict[str, Tensor]:
     """`decoder_input_ids` of an encoder-decoder: the ids shifted right, else seeded ones after the start."""
     if "decoder_input_ids" not in face.parameters or not getattr(face.config, "is_encoder_decoder", False):
         return {}
@@ -171,9 +169,7 @@ def _twin(face: Face) -> nn.Module | None:
 def _reason(twin: nn.Module, args: dict[str, Tensor]) -> str | None:
     """Why the twin does not run on `args`; None where it does."""
     dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
-    on_meta = {
-        key: value.to("meta", dtype if value.is_floating_point() else None) for key, value in args.items()
-    }
+    on_meta = {key: value.to("meta", dtype if value.is_floating_point() else None) for key, value in args.items()}
     try:
         with torch.no_grad():
             twin(**on_meta)
@@ -186,6 +182,5 @@ def _placed(model: nn.Module, args: dict[str, Tensor]) -> dict[str, Tensor]:
     parameter = next(model.parameters(), torch.empty(0))
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return {
-        key: value.to(parameter.device, dtype if value.is_floating_point() else None)
-        for key, value in args.items()
+        key: value.to(parameter.device, dtype if value.is_floating_point() else None) for key, value in args.items()
     }

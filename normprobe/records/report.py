@@ -64,6 +64,7 @@ class Target(Record):
     device: str = ""
     inputs: str = ""
     revision: str | None = None
+    autocast: str | None = None
 
 
 class ReportData(Record):

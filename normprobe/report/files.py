@@ -46,9 +46,7 @@ def check_place(path: str | os.PathLike[str]) -> None:
     if target.is_dir():
         raise _refusal(path, "a file name", "a folder", "add a file name")
     if not target.parent.is_dir():
-        raise _refusal(
-            path, "an existing folder", f"no folder `{target.parent}`", f"mkdir -p {target.parent}"
-        )
+        raise _refusal(path, "an existing folder", f"no folder `{target.parent}`", f"mkdir -p {target.parent}")
     written_to = target if target.exists() and not target.is_file() else target.parent
     if not os.access(written_to, os.W_OK):
         raise _refusal(path, "permission to write", f"none for `{written_to}`", "another path")

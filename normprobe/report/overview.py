@@ -157,10 +157,7 @@ def _span(values: Iterable[float]) -> str:
 
 def _norm_paths(stream: Stream) -> list[str]:
     paths = [
-        path
-        for branch in stream.branches
-        for path in (branch.pre_norm, branch.output_norm, branch.post_norm)
-        if path
+        path for branch in stream.branches for path in (branch.pre_norm, branch.output_norm, branch.post_norm) if path
     ]
     ends = [path for path in (stream.entry_norm, stream.final_norm) if path]
     return list(dict.fromkeys([*paths, *ends]))

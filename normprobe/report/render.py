@@ -26,9 +26,7 @@ class Format(str, Enum):
     MARKDOWN = "markdown"
 
 
-def render(
-    report: Report | ReportData, format: Format | str = Format.RICH, stream: TextIO | None = None
-) -> None:
+def render(report: Report | ReportData, format: Format | str = Format.RICH, stream: TextIO | None = None) -> None:
     """Writes the report to `stream`, which for `rich` decides on colour, width and encoding.
 
     Args:

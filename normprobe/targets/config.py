@@ -58,9 +58,7 @@ def read_config(path: Path, options: TargetOptions) -> Any:
     where = path.parent if path.name == "config.json" else path
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(
-                where, trust_remote_code=remote, local_files_only=True
-            )
+            return transformers.AutoConfig.from_pretrained(where, trust_remote_code=remote, local_files_only=True)
     except Exception as error:
         raise TargetError(
             f"{path}: transformers cannot read this configuration",
@@ -85,9 +83,7 @@ def check_fields(path: Path, fields: dict[str, Any], options: TargetOptions) -> 
     if not isinstance(model_type, str):
         found = f"keys {', '.join(list(fields)[:8])}" if fields else "no keys"
         hint = "a factory (file.py:function) that returns the model"
-        raise TargetError(
-            f"{path}: not a model of transformers", expected="model_type", found=found, hint=hint
-        )
+        raise TargetError(f"{path}: not a model of transformers", expected="model_type", found=found, hint=hint)
     if not is_model_type(model_type):
         raise TargetError(
             f"{path}: unknown model type {model_type!r}",

@@ -129,9 +129,7 @@ def _is_own_callable(value: Any, module: ModuleType) -> bool:
 
 def _check_callable(found: Any, attribute: str, name: str) -> None:
     if not callable(found):
-        raise TargetError(
-            f"{name}: {attribute} is not a function", expected=EXPECTED, found=type(found).__name__
-        )
+        raise TargetError(f"{name}: {attribute} is not a function", expected=EXPECTED, found=type(found).__name__)
     try:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
@@ -158,6 +156,4 @@ def _unpack(result: Any, name: str) -> tuple[nn.Module, tuple[Any, ...] | dict[s
         return model, tuple(inputs)
     if inputs is None or isinstance(inputs, tuple | dict):
         return model, inputs
-    raise TargetError(
-        f"{name}: the factory's inputs cannot be used", expected=EXPECTED, found=type(inputs).__name__
-    )
+    raise TargetError(f"{name}: the factory's inputs cannot be used", expected=EXPECTED, found=type(inputs).__name__)

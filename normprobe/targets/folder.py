@@ -23,9 +23,7 @@ def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise TargetError(
-            f"{folder}: no config.json", expected="a checkpoint folder", found=_contents(folder)
-        )
+        raise TargetError(f"{folder}: no config.json", expected="a checkpoint folder", found=_contents(folder))
     skip = options.config_only or options.meta
     weights = None if skip else find_weights(folder, options.allow_pickle)
     config = read_config(path, options)
@@ -39,9 +37,7 @@ def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "
     return replace(built, tokenizer=tokenizer, notes=built.notes + note)
 
 
-def _with_weights(
-    folder: Path, config: Any, options: TargetOptions, name: str, source: str, safe: bool
-) -> Built:
+def _with_weights(folder: Path, config: Any, options: TargetOptions, name: str, source: str, safe: bool) -> Built:
     own_code = bool(getattr(config, "auto_map", None)) and options.trust_remote_code
     loader = auto_with_code(config) if own_code else model_class(config)
     extra = {"trust_remote_code": True} if own_code else {}

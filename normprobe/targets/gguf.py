@@ -40,9 +40,7 @@ def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
     if options.config_only or options.meta:
         built = build_config(config, options, name, "gguf")
     else:
-        built = load_pretrained(
-            model_class(config), path.parent, config, options, name, "gguf", gguf_file=path.name
-        )
+        built = load_pretrained(model_class(config), path.parent, config, options, name, "gguf", gguf_file=path.name)
         note = ("weights de-quantised from GGUF", *note)
     return replace(built, tokenizer=tokenizer, notes=built.notes + note)
 

@@ -96,6 +96,4 @@ def auto_with_code(config: Any) -> Any:
     for name in [*order, "AutoModel", *named]:
         if name in named and name.startswith("AutoModel") and hasattr(transformers, name):
             return getattr(transformers, name)
-    raise TargetError(
-        "auto_map names no model", expected="AutoModel or AutoModelFor…", found=", ".join(named)
-    )
+    raise TargetError("auto_map names no model", expected="AutoModel or AutoModelFor…", found=", ".join(named))

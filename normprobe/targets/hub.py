@@ -85,9 +85,7 @@ def _find(name: str, revision: str | None) -> Repository:
             hint=f"hf auth login; {_hint(name)}",
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise TargetError(
-            f"{name}: the hub has no revision {revision!r} of it", hint="--revision main"
-        ) from error
+        raise TargetError(f"{name}: the hub has no revision {revision!r} of it", hint="--revision main") from error
     except errors.RepositoryNotFoundError as error:
         raise TargetError(
             f"{name}: not found",

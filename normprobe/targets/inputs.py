@@ -54,9 +54,7 @@ def _from_text(
         made = inputs_from_config(model, options.batch, options.seed, options.tokens)
         return *made, (f"{made[1]}: {reason}",)
     words = f"{what}, {_count(options.batch, ids.shape[1])}"
-    inputs, described = complete(
-        model, ids, words, batch=options.batch, seed=options.seed, tokens=options.tokens
-    )
+    inputs, described = complete(model, ids, words, batch=options.batch, seed=options.seed, tokens=options.tokens)
     return inputs, described, (described,)
 
 

@@ -73,9 +73,7 @@ def _check_shapes(name: str, report: dict[str, Any]) -> None:
         )
 
 
-def _check_any_loaded(
-    name: str, model: nn.Module, missing: tuple[str, ...], unexpected: tuple[str, ...]
-) -> None:
+def _check_any_loaded(name: str, model: nn.Module, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
     parameters = {key for key, _ in model.named_parameters()}
     if parameters and parameters <= set(missing):
         raise TargetError(

@@ -19,9 +19,7 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-VOCABULARIES = tuple(
-    name for name in FILES if name.startswith(("tokenizer.", "vocab", "spiece", "sentencepiece"))
-)
+VOCABULARIES = tuple(name for name in FILES if name.startswith(("tokenizer.", "vocab", "spiece", "sentencepiece")))
 
 
 def read_tokenizer(folder: Path, trust: bool = False, **extra: Any) -> tuple[Any | None, tuple[str, ...]]:
@@ -35,9 +33,7 @@ def read_tokenizer(folder: Path, trust: bool = False, **extra: Any) -> tuple[Any
         return None, ()
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust, **extra
-            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust, **extra)
     except Exception as error:
         return None, (f"tokenizer not readable ({type(error).__name__}: {str(error).splitlines()[0]})",)
     return tokenizer, ()

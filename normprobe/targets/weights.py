@@ -55,9 +55,7 @@ def read_keys(path: Path) -> frozenset[str]:
     with path.open("rb") as stream:
         head = stream.read(len(LFS_POINTER))
     if head == LFS_POINTER:
-        raise TargetError(
-            f"{path}: a Git LFS pointer, not the weights", hint="git lfs pull, then run this again"
-        )
+        raise TargetError(f"{path}: a Git LFS pointer, not the weights", hint="git lfs pull, then run this again")
     try:
         with safe_open(path, framework="pt") as tensors:
             return frozenset(tensors.keys())

@@ -114,8 +114,8 @@ def test_np102_says_that_the_dtype_is_unknown() -> None:
     [
         ("float16", "error", "overflow from |x| = 256 on"),
         ("bfloat16", "warning", "keeps 8 bits"),
-        ("float32", "warning", "float32 now: float16 would overflow"),
-        ("", "warning", "unknown now"),
+        ("float32", "note", "float32 now: float16 would overflow"),
+        ("", "note", "unknown now"),
     ],
 )
 def test_np106_is_as_severe_as_its_consequence_today(dtype: str, severity: str, words: str) -> None:

@@ -155,9 +155,7 @@ def test_noise_is_standard_normal() -> None:
 
 
 def test_waveform_and_both_layouts_of_a_spectrogram() -> None:
-    wave = Wav2Vec2Config(
-        **TEXT, conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2
-    )
+    wave = Wav2Vec2Config(**TEXT, conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
     assert shapes(Wav2Vec2Model(wave), batch=2) == {"input_values": (2, 16_000)}
     whisper = WhisperConfig(
         **SEQ2SEQ, max_source_positions=20, max_target_positions=12, num_mel_bins=10, pad_token_id=0,

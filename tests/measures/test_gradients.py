@@ -50,7 +50,7 @@ def reference(case: Case, loss: Callable[[Any], Tensor]) -> tuple[float, dict[st
     model.zero_grad(set_to_none=True)
     rms = [[float(t.grad.square().mean().sqrt()) for t in taps] for taps in states]
     model.float()
-    return float(value), gradients, rms
+    return float(value.detach()), gradients, rms
 
 
 def square(output: Any) -> Tensor:

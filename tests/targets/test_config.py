@@ -34,9 +34,7 @@ META = TargetOptions(config_only=True, meta=True)
 def test_model_type_gets_its_head_without_memory(name: str, class_name: str) -> None:
     loaded = resolve(name, META)
     assert loaded.target.class_name == class_name
-    assert {tensor.device.type for tensor in [*loaded.model.parameters(), *loaded.model.buffers()]} == {
-        "meta"
-    }
+    assert {tensor.device.type for tensor in [*loaded.model.parameters(), *loaded.model.buffers()]} == {"meta"}
     assert {value.device.type for value in loaded.inputs.values()} == {"meta"}
     assert "meta device: shapes without weights" in loaded.notes
 
@@ -124,9 +122,7 @@ def test_impossible_sizes_are_named(tmp_path: Path) -> None:
 
 def test_model_larger_than_memory_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "available_memory", lambda: 400_000_000)
-    with pytest.raises(
-        TargetError, match=r"(?s)too large.*0\.4 GiB.*124,439,808 parameters, 0\.5 GiB.*--meta"
-    ):
+    with pytest.raises(TargetError, match=r"(?s)too large.*0\.4 GiB.*124,439,808 parameters, 0\.5 GiB.*--meta"):
         resolve("gpt2", TargetOptions(config_only=True))
     assert resolve("gpt2", META).target.device == "meta"
 

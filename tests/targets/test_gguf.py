@@ -99,11 +99,7 @@ def test_smollm2(smollm2_gguf: Path) -> None:
     assert (loaded.target.class_name, loaded.target.dtype) == ("LlamaForCausalLM", "float32")
     assert loaded.target.parameters == 134_515_008
     assert loaded.missing == loaded.unexpected == ()
-    assert loaded.tokenizer.decode(loaded.inputs["input_ids"][0]).startswith(
-        "The ferry left the small harbour"
-    )
+    assert loaded.tokenizer.decode(loaded.inputs["input_ids"][0]).startswith("The ferry left the small harbour")
     with torch.no_grad():
         loss = loaded.model(**loaded.inputs, labels=loaded.inputs["input_ids"]).loss
-    assert (
-        loss.item() < 6.0
-    )  # ln of the vocabulary's 49,152 is 10.8: a model with wrong weights does no better
+    assert loss.item() < 6.0  # ln of the vocabulary's 49,152 is 10.8: a model with wrong weights does no better

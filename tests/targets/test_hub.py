@@ -89,9 +89,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     thread.join()
 
 
-def ask(
-    home: Path, endpoint: str, offline: bool, *questions: tuple[str, dict[str, Any]]
-) -> list[dict[str, Any]]:
+def ask(home: Path, endpoint: str, offline: bool, *questions: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers of a fresh process, whose hub is `endpoint` and whose cache is in `home`."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
     environment = {key: value for key, value in os.environ.items() if key != "TRANSFORMERS_OFFLINE"}

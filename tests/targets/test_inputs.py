@@ -37,9 +37,7 @@ def test_own_tokenizer_reads_the_sample(folder: Path) -> None:
 def test_rows_go_on_through_the_text(folder: Path) -> None:
     loaded = resolve(str(folder), TargetOptions(batch=3, tokens=10))
     rows = loaded.inputs["input_ids"][:, 1:-1]
-    assert (
-        rows.flatten().tolist() == loaded.tokenizer(sample_text(), add_special_tokens=False)["input_ids"][:24]
-    )
+    assert rows.flatten().tolist() == loaded.tokenizer(sample_text(), add_special_tokens=False)["input_ids"][:24]
     assert loaded.target.inputs == "bundled sample text, 3 rows of 10 tokens"
 
 

@@ -31,9 +31,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         resolve(str(path))
 
 
-@pytest.mark.parametrize(
-    "name", ["./gone", "/no/such/folder", "gone.gguf", "a/b/c", "with space", "", "x.json"]
-)
+@pytest.mark.parametrize("name", ["./gone", "/no/such/folder", "gone.gguf", "a/b/c", "with space", "", "x.json"])
 def test_names_that_are_nothing(name: str) -> None:
     with pytest.raises(TargetError, match=r"no such file or folder|not found|no config\.json"):
         resolve(name)
