@@ -51,7 +51,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     streams = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
-    head = read_head(flow, trace.outputs[0][1]) if trace.outputs else None
+    head = read_head(flow, trace.outputs[0][1], model) if trace.outputs else None
     anatomy = Anatomy(
         norms=with_roles([*norms, *aside], streams, sites, flow),
         streams=_unique_names([s.record for s in streams]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import LIGHT, Role
 from normprobe.anatomy.walk import backward, constant_factor, first_readers
@@ -85,7 +87,7 @@ def steps_behind(flow: Flow, value: int) -> frozenset[int]:
     return frozenset(s.id for _, s in backward(flow, value, lambda step, v: step is None) if s is not None)
 
 
-def read_head(flow: Flow, value: int) -> Head | None:
+def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
     """The last product with a weight before the output, with constants and soft cap after it; None if there is none."""
     multiplier: float | None = 1.0
     softcap: float | None = None
@@ -94,7 +96,8 @@ def read_head(flow: Flow, value: int) -> Head | None:
             name = next((p for p in step.parameters if len(_shape(flow, p)) == 2), None)
             if name is None:
                 return None
-            return Head(path=name, logit_multiplier=multiplier, softcap=softcap)
+            path, tied = _names(model, name, flow.path(step))
+            return Head(path=path, logit_multiplier=multiplier, softcap=softcap, tied_to=tied)
         if step.role is Role.ACT and "tanh" in step.node.op:
             softcap, multiplier = multiplier, 1.0
         elif step.role not in LIGHT:
@@ -103,6 +106,14 @@ def read_head(flow: Flow, value: int) -> Head | None:
             multiplier = _times(flow, step, multiplier)
         value = step.inputs[0]
     return None
+
+
+def _names(model: nn.Module, name: str, module: str) -> tuple[str, str | None]:
+    """The head's parameter by its name in the module that uses it, and another name of the same tensor, if any."""
+    tensor = model.get_parameter(name)
+    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is tensor]
+    own = next((n for n in names if n.startswith(module + ".")), name)
+    return own, next((n for n in names if n != own), None)
 
 
 def _times(flow: Flow, step: Step, multiplier: float | None) -> float | None:
