@@ -58,7 +58,7 @@ class AttentionFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """`others` are norms outside the streams with their roles; `below` are norms of every block beside its branches'."""
+    """`others` are norms outside the streams with their roles, `below` those inside the branches of every block."""
 
     norm: NormFacts
     streams: tuple[StreamFacts, ...]
@@ -134,7 +134,10 @@ def t5() -> Facts:
         at = f"layer.{index}.DenseReluDense"
         return BranchFacts("mlp", "pre", weights(f"{at}.wi"), weights(f"{at}.wo"), pre=f"layer.{index}.layer_norm")
 
-    own, cross = attention(0, "SelfAttention", "attention", "qkv"), attention(1, "EncDecAttention", "cross_attention", "q")
+    own, cross = (
+        attention(0, "SelfAttention", "attention", "qkv"),
+        attention(1, "EncDecAttention", "cross_attention", "q"),
+    )
     streams = (
         StreamFacts("encoder.block", (own, mlp(1)), final="encoder.final_layer_norm"),
         StreamFacts("decoder.block", (own, cross, mlp(2)), final="decoder.final_layer_norm"),
@@ -145,7 +148,9 @@ def t5() -> Facts:
 def bert() -> Facts:
     self_attention = both("attention.self.query", "attention.self.key", "attention.self.value")
     branches = (
-        BranchFacts("attention", "post", self_attention, both("attention.output.dense"), post="attention.output.LayerNorm"),
+        BranchFacts(
+            "attention", "post", self_attention, both("attention.output.dense"), post="attention.output.LayerNorm"
+        ),
         BranchFacts("mlp", "post", both("intermediate.dense"), both("output.dense"), post="output.LayerNorm"),
     )
     stream = StreamFacts("bert.encoder.layer", branches, needed=False, entry="bert.embeddings.LayerNorm")
@@ -158,7 +163,9 @@ def gpt2() -> Facts:
         BranchFacts("attention", "pre", both("attn.c_attn"), both("attn.c_proj"), pre="ln_1"),
         BranchFacts("mlp", "pre", both("mlp.c_fc"), both("mlp.c_proj"), pre="ln_2"),
     )
-    return Facts(LAYERNORM, (StreamFacts("transformer.h", branches, final="transformer.ln_f"),), head="transformer.wte.weight")
+    return Facts(
+        LAYERNORM, (StreamFacts("transformer.h", branches, final="transformer.ln_f"),), head="transformer.wte.weight"
+    )
 
 
 def gemma2() -> Facts:

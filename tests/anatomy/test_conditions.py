@@ -66,18 +66,7 @@ def on_meta(name: str) -> Built:
     return model, inputs
 
 
-ASKS_A_VALUE = {"gpt2", "llama", "neox_parallel", "neox_sequential", "gemma2", "qwen3", "olmo2"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.xfail(reason="its mask asks a meta tensor for a value"))
-        if n in ASKS_A_VALUE
-        else n
-        for n in MODELS
-    ],
-)
+@EVERY
 def test_meta(name: str) -> None:
     model, inputs = on_meta(name)
     found = read(model, inputs)
@@ -85,6 +74,8 @@ def test_meta(name: str) -> None:
     differing = differences(facts(found), expected)
     if name.startswith("encoder"):  # torch's own attention takes the kernel that its device has
         differing = {k: v for k, v in differing.items() if not k.endswith((".kernel", ".site.op"))}
+    if name == "gemma2":  # its embedding scale is held in a buffer, which has no value there
+        assert differing.pop(".streams[0].input_multiplier")[0] is None
     assert differing == {}
     assert [n.eps for n in found.norms] == [pytest.approx(n.eps, rel=1e-2) for n in named(name).norms]
 

@@ -37,9 +37,15 @@ def gain_around_one(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
 
 
 FORMS: dict[str, tuple[Inline, dict[str, object]]] = {
-    "layer_norm": (layer_norm, {"kind": "layernorm", "affine": "weight+bias", "eps_placement": "inside_sqrt", "eps": 1e-3}),
+    "layer_norm": (
+        layer_norm,
+        {"kind": "layernorm", "affine": "weight+bias", "eps_placement": "inside_sqrt", "eps": 1e-3},
+    ),
     "rms_norm": (rms_norm, {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3}),
-    "outside": (rms_norm_outside, {"kind": "rmsnorm", "affine": "weight", "eps_placement": "outside_sqrt", "eps": 1e-2}),
+    "outside": (
+        rms_norm_outside,
+        {"kind": "rmsnorm", "affine": "weight", "eps_placement": "outside_sqrt", "eps": 1e-2},
+    ),
     "by_hand": (
         layer_norm_by_hand,
         {"kind": "layernorm", "affine": "weight+bias", "eps_placement": "inside_sqrt", "eps": 1e-3},

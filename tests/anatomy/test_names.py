@@ -16,7 +16,24 @@ from torch import Tensor, nn
 from tests.anatomy.reading import anatomy_of
 from tests.models import HEADS, VOCABULARY, WIDTH, RMSNorm, ids, shuffled
 
-SLOTS = ("embed", "blocks", "norm_a", "norm_b", "qkv", "q_norm", "k_norm", "out", "up", "down", "attend", "mlp", "last", "head")
+SLOTS = tuple(
+    [
+        "embed",
+        "blocks",
+        "norm_a",
+        "norm_b",
+        "qkv",
+        "q_norm",
+        "k_norm",
+        "out",
+        "up",
+        "down",
+        "attend",
+        "mlp",
+        "last",
+        "head",
+    ]
+)
 CLASSES = ("Part", "Attend", "Feed", "Block", "Model")
 Names = dict[str, str]
 
@@ -98,7 +115,18 @@ def facts(names: Names) -> Any:
 
 
 PLAIN = {name: name for name in (*SLOTS, *CLASSES)}
-MISLEADING = ("layernorm", "rmsnorm", "attention", "mlp", "lm_head", "ln_f", "norm", "q_proj", "final_layer_norm", "Linear")
+MISLEADING = [
+    "layernorm",
+    "rmsnorm",
+    "attention",
+    "mlp",
+    "lm_head",
+    "ln_f",
+    "norm",
+    "q_proj",
+    "final_layer_norm",
+    "Linear",
+]
 
 
 WORDS = st.from_regex(r"x[a-z]{3,8}_", fullmatch=True)

@@ -1,0 +1,25 @@
+"""Rewrites: change a live model through its Anatomy, prove what was done, and take it back."""
+
+from normprobe.rewrites.add_final_norm import AddFinalNorm
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.catalogue import ALL, find, load
+from normprobe.rewrites.plan import Plan, make_plan
+from normprobe.rewrites.proof import Proof
+from normprobe.rewrites.upcast_norms import UpcastNorms
+
+__all__ = [
+    "ALL",
+    "AddFinalNorm",
+    "Effect",
+    "Plan",
+    "Proof",
+    "Refusal",
+    "Rewrite",
+    "Site",
+    "Sites",
+    "Survey",
+    "UpcastNorms",
+    "find",
+    "load",
+    "make_plan",
+]

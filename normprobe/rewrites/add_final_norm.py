@@ -1,0 +1,220 @@
+"""Add the norm that a pre-norm stream lacks between its last write and the head."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy, NormSite, Stream
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.boundary import Boundaries, Boundary
+from normprobe.rewrites.swap import Layer, lay, why_not
+
+_CHILD = "final_norm"
+_KINDS = ("layernorm", "rmsnorm")
+
+
+@final
+class NormedInput(Layer):
+    """Norms one argument before the forward below sees it."""
+
+    note = "norms its input (normprobe)"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module's own forward."""
+        index, name, norm = self._final_norm_index, self._final_norm_name, self.get_submodule(_CHILD)
+        if name in kwargs:
+            kwargs = {**kwargs, name: norm(kwargs[name])}
+        elif 0 <= index < len(args):
+            args = (*args[:index], norm(args[index]), *args[index + 1 :])
+        else:
+            raise RewriteError(
+                f"{type(self).__name__} was called without the argument that its final norm acts on",
+                expected=f"argument {name or index}",
+                found=f"{len(args)} positional arguments, and {', '.join(kwargs) or 'none'} by keyword",
+            )
+        return super().forward(*args, **kwargs)
+
+
+@final
+class NormedOutput(Layer):
+    """Norms the first tensor that the forward below returns."""
+
+    note = "norms its output (normprobe)"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module's own forward."""
+        output = super().forward(*args, **kwargs)
+        if isinstance(output, Tensor):
+            return self.get_submodule(_CHILD)(output)
+        leaves, tree = pytree.tree_flatten(output)
+        place = next(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        leaves[place] = self.get_submodule(_CHILD)(leaves[place])
+        return pytree.tree_unflatten(leaves, tree)
+
+
+@dataclass(frozen=True)
+class _Detail:
+    stream: str
+    boundary: Boundary
+    kind: str
+    width: int
+    eps: float
+    affine: str
+    like: str | None  # a parameter whose dtype and device the new ones take
+
+
+@final
+@dataclass(frozen=True)
+class AddFinalNorm(Rewrite):
+    """A final norm for every pre-norm stream that needs one and has none (Xiong et al. 2020, table 1).
+
+    Breaking on a trained model: the head reads another scale than it has learned, unless the norm was lost in a
+    conversion, and then its gains have to be loaded. The new norm has the width and eps of the stream's own norms and
+    unit gain. It becomes a child `final_norm` of the module that reads the stream on its way to the head, and acts on
+    that module's input; where no module does, of the module that returns the stream, and acts on its output.
+
+    Attributes:
+        kind: "same" as the norm before the stream's last branch, "layernorm" or "rmsnorm".
+        eps: eps inside the root; None takes that of the stream's own norm.
+    """
+
+    name: ClassVar[str] = "AddFinalNorm"
+    effect: ClassVar[Effect] = Effect.BREAKING
+    kind: Literal["same", "layernorm", "rmsnorm"] = "same"
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("same", *_KINDS):
+            raise RewriteError(
+                "AddFinalNorm cannot be made", expected="kind: same | layernorm | rmsnorm", found=repr(self.kind)
+            )
+        if self.eps is not None and not 0 < self.eps < 1:
+            raise RewriteError("AddFinalNorm cannot be made", expected="0 < eps < 1", found=repr(self.eps))
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        kind = "norm of the stream's own kind" if self.kind == "same" else self.kind
+        return f"adds a final {kind} with unit gain where a pre-norm stream reaches the head without one"
+
+    def sites(self, survey: Survey) -> Sites:
+        """One site for every stream that needs a final norm, has none, and passes a module boundary."""
+        sites, refused = [], []
+        boundaries = Boundaries(survey)
+        for stream in survey.anatomy.streams:
+            if stream.final_norm is not None or stream.needs_final_norm is False:
+                continue
+            found = self._site(survey, boundaries, stream)
+            if isinstance(found, Site):
+                sites.append(found)
+            else:
+                refused.append(Refusal(stream.name, found))
+        return Sites(tuple(sites), tuple(refused))
+
+    def _site(self, survey: Survey, boundaries: Boundaries, stream: Stream) -> Site | str:
+        """The site for one stream, or why it has none."""
+        if stream.needs_final_norm is None:
+            return stream.final_norm_reason or "it could not be decided whether the head reads it"
+        norm = next((n for b in reversed(stream.branches) if (n := _norm_before(survey.anatomy, b.pre_norm))), None)
+        why = _unfit(stream, norm)
+        if why is not None or norm is None:
+            return why or "no norm of its own to go by"
+        kind, eps = norm.kind if self.kind == "same" else self.kind, self._eps(norm)
+        if kind not in _KINDS:
+            return f"its own norms are of kind {kind}; say kind='layernorm' or 'rmsnorm'"
+        if eps is None:
+            return f"its own norm {norm.path} has eps {norm.eps_placement}, not inside the root; pass eps="
+        boundary = boundaries.find(stream)
+        if boundary is None:
+            return (
+                "no module boundary between its last write and the head: it is written and read in the forward of "
+                f"{stream.branches[-1].path}, or by modules that run several times"
+            )
+        module = module_at(survey.model, boundary.path)
+        taken = why_not(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
+        if taken is not None:
+            return f"its boundary {boundary.path} cannot be changed: {taken}"
+        return _site(stream, _Detail(stream.name, boundary, kind, stream.width, eps, norm.affine, _like(survey, norm)))
+
+    def _eps(self, norm: NormSite) -> float | None:
+        return self.eps if self.eps is not None or norm.eps_placement != "inside_sqrt" else norm.eps
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Register the norm and lay the layer that calls it over the boundary's class."""
+        detail: _Detail = site.detail
+        module = module_at(model, site.path)
+        why = why_not(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
+        if why is not None:
+            raise RewriteError(
+                f"AddFinalNorm cannot change {site.path}", expected="the module as it was planned", found=why
+            )
+        norm = _build(model, detail).train(module.training)
+        undo.callback(module._modules.pop, _CHILD, None)
+        module.add_module(_CHILD, norm)
+        if detail.boundary.side == "output":
+            lay(module, NormedOutput, site.path, undo)
+            return
+        for key, value in (("_final_norm_index", detail.boundary.index), ("_final_norm_name", detail.boundary.name)):
+            undo.callback(module.__dict__.pop, key, None)
+            module.__dict__[key] = value
+        lay(module, NormedInput, site.path, undo)
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check that every stream of a site reads as having this final norm."""
+        finals = {stream.name: stream.final_norm for stream in anatomy.streams}
+        for site in sites:
+            wanted, found = full_name(site.path, _CHILD), finals.get(site.detail.stream)
+            if found != wanted:
+                raise RewriteError(
+                    f"AddFinalNorm did not take hold on the stream {site.detail.stream}",
+                    expected=f"final norm {wanted}",
+                    found=f"final norm {found}",
+                )
+
+
+def _norm_before(anatomy: Anatomy, path: str | None) -> NormSite | None:
+    return anatomy.norm(path) if path is not None else None
+
+
+def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
+    if norm is None:
+        return "none of its branches begins with a norm, so its kind and eps are not known"
+    if stream.feature_axis != -1:
+        return "its features are channels before space; only streams with the features last are handled"
+    if norm.axes != (-1,) or norm.size != stream.width:
+        return f"its own norm {norm.path} acts on {norm.size} elements of axes {norm.axes}, not on its {stream.width}"
+    return None
+
+
+def _like(survey: Survey, norm: NormSite) -> str | None:
+    if norm.weight is not None:
+        return norm.weight
+    return next((name for name, p in survey.model.named_parameters() if p.is_floating_point()), None)
+
+
+def _site(stream: Stream, detail: _Detail) -> Site:
+    boundary = detail.boundary
+    where = f"on its {'input' if boundary.side == 'input' else 'output'}"
+    change = f"{detail.kind}({detail.width}, eps={detail.eps:.4g}) {where}"
+    if boundary.side == "output" and stream.raw_readers:
+        change += f"; {', '.join(stream.raw_readers)} will get it normed too"
+    names = [name for name, _ in _build(None, detail).named_parameters()]
+    added = tuple(full_name(boundary.path, f"{_CHILD}.{name}") for name in names)
+    return Site(boundary.path, change, added=added, detail=detail)
+
+
+def _build(model: nn.Module | None, detail: _Detail) -> nn.Module:
+    """The norm with unit gain, with the dtype and device of the parameter that it goes by; on meta without a model."""
+    place: dict[str, Any] = {"device": "meta"}
+    if model is not None:
+        like = None if detail.like is None else model.get_parameter(detail.like)
+        place = {} if like is None else {"dtype": like.dtype, "device": like.device}
+    place["elementwise_affine"] = detail.affine != "none"
+    if detail.kind == "rmsnorm":
+        return nn.RMSNorm(detail.width, eps=detail.eps, **place)
+    return nn.LayerNorm(detail.width, eps=detail.eps, bias=detail.affine.endswith("bias"), **place)

@@ -1,0 +1,154 @@
+"""What every rewrite shares: its sites, what it does to the function that the model computes, and one handler.
+
+A rewrite is a small frozen object that says what is to be done. It finds its sites by what was recorded of the model
+(`Survey`), and changes one site at a time. Plans, undo, counting and proof are the business of `plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from torch import nn
+
+from normprobe.anatomy.build import read
+from normprobe.capture.invoke import Inputs
+from normprobe.capture.recorder import record
+from normprobe.capture.trace import Trace
+from normprobe.records import Anatomy
+
+
+class Effect(str, Enum):
+    """What a rewrite does to the function that the model computes, from harmless to harmful."""
+
+    EXACT = "exact"
+    CALIBRATED = "calibrated"
+    BREAKING = "breaking"
+
+    @property
+    def rank(self) -> int:
+        """0 for exact, 1 for calibrated, 2 for breaking."""
+        return (Effect.EXACT, Effect.CALIBRATED, Effect.BREAKING).index(self)
+
+    @property
+    def meaning(self) -> str:
+        """The same in a sentence."""
+        return {
+            Effect.EXACT: "the same function; outputs move by rounding at most",
+            Effect.CALIBRATED: "another function, fitted to the old one on given inputs; outputs move a little",
+            Effect.BREAKING: "another function; a trained model has to be trained on",
+        }[self]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A model together with what one recorded forward says of it."""
+
+    model: nn.Module
+    trace: Trace
+    anatomy: Anatomy
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Inputs) -> Survey:
+        """Record one forward of `model` and read its Anatomy; the model is left as it was.
+
+        Errors of the model's own forward pass through.
+        """
+        trace = record(model, inputs)
+        return cls(model, trace, read(model, trace).anatomy)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place that a rewrite will change.
+
+    Attributes:
+        path: the module that changes, "." for the root.
+        change: what happens there, in a few words.
+        touched: full names of parameters whose values change; they keep their identity.
+        added: full names of parameters that are added.
+        undo_bytes: memory that undo holds for this site.
+        detail: what the handler of this rewrite needs besides.
+    """
+
+    path: str
+    change: str
+    touched: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    undo_bytes: int = 0
+    detail: Any = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A place that needs the rewrite and cannot have it, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Sites:
+    """All places that a rewrite will change, and those that it refuses."""
+
+    sites: tuple[Site, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rewrite(ABC):
+    """Base of every rewrite; subclasses are final frozen dataclasses whose fields are plain values.
+
+    Attributes:
+        name: name of the class, as findings give it in `fix`.
+        effect: what it does to the function that the model computes.
+        expect: how many sites the caller counts on; any other number is an error. None: one or more.
+    """
+
+    name: ClassVar[str]
+    effect: ClassVar[Effect]
+    expect: int | None = field(default=None, kw_only=True)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it does, in one line."""
+
+    @abstractmethod
+    def sites(self, survey: Survey) -> Sites:
+        """What it will change in this model, and what it refuses; nothing is changed."""
+
+    @abstractmethod
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Change one site.
+
+        Before each step its reversal is put on `undo`, so that a failure between two steps can be taken back too.
+
+        Raises:
+            RewriteError: the site is no longer as it was planned.
+        """
+
+    @abstractmethod
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check in the Anatomy of the changed model that every site now is what was promised.
+
+        Raises:
+            RewriteError: one is not.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rewrite as plain values, for `load`."""
+        return {"rewrite": self.name, **dataclasses.asdict(self)}
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The module at `path`; "." is the root."""
+    return model.get_submodule("" if path == "." else path)
+
+
+def full_name(path: str, name: str) -> str:
+    """The full name of parameter or module `name` of the module at `path`."""
+    return name if path == "." else f"{path}.{name}"

@@ -1,0 +1,171 @@
+"""Plan rewrites, show them, apply all or none, prove what they did, and take them back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Literal, final
+
+from torch import nn
+
+from normprobe.capture.invoke import Inputs
+from normprobe.errors import RewriteError
+from normprobe.rewrites.base import Effect, Rewrite, Sites, Survey
+from normprobe.rewrites.proof import Baseline, Proof
+
+State = Literal["planned", "applied", "undone"]
+
+
+def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> Plan:
+    """What `rewrites` would change in `model`, found from one recorded forward on `inputs`; nothing is changed.
+
+    Args:
+        model: any module; left bit for bit as it was.
+        rewrites: applied in this order; each finds its sites in the model as it is now.
+        inputs: a tensor, a tuple or a mapping; the proof stands on them too.
+
+    Raises:
+        RewriteError: no rewrite was given, or two of them would change the same module.
+    """
+    if not rewrites:
+        raise RewriteError("nothing to plan: no rewrite was given", hint="pass [normprobe.UpcastNorms()], say")
+    survey = Survey.of(model, inputs)
+    steps = [(rewrite, rewrite.sites(survey)) for rewrite in rewrites]
+    owners = Counter(site.path for _, found in steps for site in found.sites)
+    twice = [path for path, count in owners.items() if count > 1]
+    if twice:
+        names = ", ".join(rewrite.name for rewrite, found in steps if any(s.path == twice[0] for s in found.sites))
+        raise RewriteError(
+            f"two rewrites of one plan would change {twice[0]}",
+            expected="each module changed once",
+            found=names,
+            hint="apply one plan, then make the other",
+        )
+    return Plan(model, inputs, steps)
+
+
+@final
+class Plan:
+    """Rewrites of one model with their sites; printing it says what will happen before anything moves.
+
+    Attributes:
+        steps: each rewrite with its sites.
+        state: planned, applied or undone.
+        proof: what `apply` did to the outputs; None before it, and for a model without weights (meta device).
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, steps: Sequence[tuple[Rewrite, Sites]]) -> None:
+        self._model, self._inputs, self._undo = model, inputs, ExitStack()
+        self.steps = tuple(steps)
+        self.state: State = "planned"
+        self.proof: Proof | None = None
+
+    @property
+    def effect(self) -> Effect:
+        """The worst effect among the rewrites."""
+        return max((rewrite.effect for rewrite, _ in self.steps), key=lambda effect: effect.rank)
+
+    def apply(self) -> Plan:
+        """Change the model in place, confirm every site by reading the model again, and prove the outputs.
+
+        Returns:
+            This plan.
+
+        Raises:
+            RewriteError: a rewrite has no site or another number than it expects; a site did not take; an exact
+                rewrite moved the outputs by more than rounding explains. The model is then bit for bit as it was.
+        """
+        if self.state == "applied":
+            raise RewriteError("the plan is applied already", hint="call undo() first")
+        self._check_counts()
+        weightless = any(p.is_meta for p in self._model.parameters())
+        baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect)
+        with ExitStack() as undo:
+            self._change(undo)
+            self._confirm()
+            self.proof = baseline.compare(self._model, self._inputs) if baseline else None
+            if self.proof is not None and self.proof.holds is False:
+                raise RewriteError(
+                    f"could not prove {self._names()}; the model is as it was",
+                    expected=f"max |Δ| <= {self.proof.tolerance:.3g}, {self.proof.tolerance_source}",
+                    found=f"max |Δ| {self.proof.max_abs:.3g}",
+                )
+            self._undo = undo.pop_all()
+        self.state = "applied"
+        return self
+
+    def undo(self) -> None:
+        """Put the model back bit for bit.
+
+        Raises:
+            RewriteError: the plan is not applied, or something else changed a site's class since.
+        """
+        if self.state != "applied":
+            raise RewriteError(f"nothing to undo: the plan is {self.state}")
+        self._undo.close()
+        self.state = "undone"
+
+    def _check_counts(self) -> None:
+        for rewrite, found in self.steps:
+            count = len(found.sites)
+            reasons = "; ".join(f"{each.path}: {each.why}" for each in found.refused)
+            if rewrite.expect is not None and count != rewrite.expect:
+                raise RewriteError(
+                    f"{rewrite.name} found another number of sites than it was told to expect",
+                    expected=f"{rewrite.expect} sites",
+                    found=f"{count} sites, {len(found.refused)} refused" + (f" ({reasons})" if reasons else ""),
+                )
+            if count == 0 and rewrite.expect is None:
+                raise RewriteError(
+                    f"{rewrite.name} would change nothing",
+                    expected="at least one site",
+                    found=f"{len(found.refused)} refused: {reasons}" if reasons else "no place that needs it",
+                    hint=f"leave it out, or say {rewrite.name}(expect=0) where none is right",
+                )
+
+    def _change(self, undo: ExitStack) -> None:
+        """Every site in order; a failure says where, and unwinds `undo` on its way out."""
+        done, total = 0, sum(len(found.sites) for _, found in self.steps)
+        for rewrite, found in self.steps:
+            for site in found.sites:
+                try:
+                    rewrite.change(self._model, site, undo)
+                except RewriteError:
+                    raise
+                except Exception as error:
+                    raise RewriteError(
+                        f"{rewrite.name} failed at {site.path}, site {done + 1} of {total}; the model is as it was",
+                        found=f"{type(error).__name__}: {error}",
+                    ) from error
+                done += 1
+
+    def _confirm(self) -> None:
+        anatomy = Survey.of(self._model, self._inputs).anatomy
+        for rewrite, found in self.steps:
+            rewrite.confirm(found.sites, anatomy)
+
+    def _names(self) -> str:
+        return ", ".join(rewrite.name for rewrite, _ in self.steps)
+
+    def __str__(self) -> str:
+        rows = [f"{self.state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
+        for rewrite, found in self.steps:
+            rows += _rows(rewrite, found)
+        if any(site.added for _, found in self.steps for site in found.sites):
+            rows.append("parameters are added: an optimiser made before does not hold them")
+        memory = sum(site.undo_bytes for _, found in self.steps for site in found.sites)
+        rows.append(f"undo holds {memory} bytes")
+        if self.proof is not None:
+            rows.append(f"proof: {self.proof}")
+        return "\n".join(rows)
+
+
+def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
+    stated = "" if rewrite.expect is None else f", {rewrite.expect} expected"
+    rows = [f"{rewrite.name}, {rewrite.effect.value}: {rewrite.describe()}"]
+    rows.append(f"  {len(found.sites)} sites{stated}, {len(found.refused)} refused")
+    for site in found.sites:
+        rows.append(f"  {site.path}: {site.change}")
+        rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]
+    return rows + [f"  refused {each.path}: {each.why}" for each in found.refused]

@@ -1,0 +1,186 @@
+"""What a plan did to the outputs of the model on given inputs, and how much of that rounding can explain.
+
+Dims: B batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.errors import RewriteError
+from normprobe.norms.rebuild import rebuild
+from normprobe.records import Record
+from normprobe.rewrites.base import Effect
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+_FLOAT64 = 1e-9  # of the largest output
+_INFINITE = float("inf")
+
+
+class Proof(Record):
+    """The outputs before and after, compared over all floating tensors that the model returns.
+
+    Attributes:
+        dtype: dtype of the first of them; differences are taken in float64.
+        max_abs: max |after − before|; infinite where one of them is not finite.
+        max_rel: `max_abs` over max |before|.
+        kl: mean over tokens of KL(before ‖ after) in nats; None where the first output is no logits over a vocabulary.
+        agreement: share of tokens with the same most likely next token; None as above.
+        tokens: number of tokens behind `kl` and `agreement`.
+        rounding_before: max distance to the outputs of the original model in the next wider dtype.
+        rounding_after: the same of the rewritten model.
+        tolerance: largest `max_abs` that rounding explains; None where none could be derived or none applies.
+        tolerance_source: where the tolerance comes from, or why there is none.
+        holds: whether `max_abs` is within the tolerance; None where there is none.
+    """
+
+    dtype: str
+    max_abs: float
+    max_rel: float
+    kl: float | None = None
+    agreement: float | None = None
+    tokens: int = 0
+    rounding_before: float | None = None
+    rounding_after: float | None = None
+    tolerance: float | None = None
+    tolerance_source: str = ""
+    holds: bool | None = None
+
+    def __str__(self) -> str:
+        text = f"max |Δ| {self.max_abs:.3g} ({self.max_rel:.3g} of the largest output, {self.dtype})"
+        if self.kl is not None and self.agreement is not None:
+            text += f", KL {self.kl:.3g} nat, same next token {self.agreement:.1%} of {self.tokens}"
+        if self.tolerance is None:
+            return f"{text}; no tolerance: {self.tolerance_source}"
+        verdict = "within" if self.holds else "beyond"
+        return f"{text}; {verdict} the tolerance {self.tolerance:.3g}: {self.tolerance_source}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The outputs of the model before a rewrite, and those of a copy in the next wider dtype where one was made."""
+
+    outputs: list[Tensor]
+    wide: list[Tensor] | None
+    why_not_wide: str
+    ids: tuple[tuple[int, ...], ...]
+    widest: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Inputs, effect: Effect) -> Baseline:
+        """Run `model`; for an exact rewrite also a copy of it in the next wider dtype, which needs that memory."""
+        outputs = _outputs(model, inputs)
+        integers = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and not t.dtype.is_floating_point]
+        ids = tuple(tuple(t.shape) for t in integers)
+        if effect is not Effect.EXACT:
+            return cls(outputs, None, f"a {effect.value} rewrite changes the outputs on purpose", ids)
+        if all(t.dtype is torch.float64 for t in outputs):
+            return cls(outputs, None, "", ids, widest=True)
+        try:
+            wide = _wide_outputs(model, inputs)
+        except Exception as error:  # a foreign model may refuse another dtype in any way; the reason is shown
+            return cls(outputs, None, f"no wider copy runs: {type(error).__name__}: {error}", ids)
+        if not _alike(wide, outputs):
+            return cls(outputs, None, "a wider copy returns other shapes", ids)
+        return cls(outputs, wide, "", ids)
+
+    def compare(self, model: nn.Module, inputs: Inputs) -> Proof:
+        """Run the rewritten model and compare.
+
+        Raises:
+            RewriteError: it returns other tensors than before.
+        """
+        after = _outputs(model, inputs)
+        if not _alike(after, self.outputs):
+            raise RewriteError(
+                "the rewritten model returns other tensors",
+                expected=", ".join(str(tuple(t.shape)) for t in self.outputs),
+                found=", ".join(str(tuple(t.shape)) for t in after),
+            )
+        change, largest = _distance(after, self.outputs), _distance(self.outputs, None)
+        facts = self._rounding(after) | self._tolerance(change, largest)
+        return Proof(
+            dtype=str(self.outputs[0].dtype)[6:],
+            max_abs=change,
+            max_rel=0.0 if change == 0 else change / largest if 0 < largest < _INFINITE else _INFINITE,
+            **facts,
+            **_next_tokens(self.outputs[0], after[0], self.ids),
+        )
+
+    def _rounding(self, after: list[Tensor]) -> dict[str, Any]:
+        if self.wide is None:
+            return {}
+        before = _distance(self.outputs, self.wide)
+        return {"rounding_before": before, "rounding_after": _distance(after, self.wide)}
+
+    def _tolerance(self, change: float, largest: float) -> dict[str, Any]:
+        """Twice the original's own rounding error: what two models as far as that from the wide one can differ by."""
+        if self.widest:
+            tolerance, source = _FLOAT64 * largest, f"choice: {_FLOAT64:g} of the largest output in float64"
+        elif self.wide is None:
+            return {"tolerance_source": self.why_not_wide}
+        else:
+            tolerance = 2 * _distance(self.outputs, self.wide)
+            dtype = str(self.wide[0].dtype)[6:]
+            source = f"twice the original's own distance to a {dtype} copy of it on these inputs"
+        if not tolerance < _INFINITE:
+            return {"tolerance_source": "the original's outputs are not finite on these inputs"}
+        return {"tolerance": tolerance, "tolerance_source": source, "holds": change <= tolerance}
+
+
+def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    with untouched(model), torch.no_grad():
+        output = invoke(model, inputs)
+        if hasattr(output, "to_tuple") and isinstance(output, Mapping):
+            output = dict(output)
+        leaves = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+        found = [t.detach().clone() for t in leaves if t.numel()]
+    if not found:
+        raise RewriteError(
+            f"nothing to prove: {type(model).__name__} returns no floating tensor",
+            expected="at least one floating tensor among the outputs",
+            hint="pass the part of the model that returns one, or plan without proof",
+        )
+    return found
+
+
+def _wide_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """Outputs of a copy in the next wider dtype."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    devices = {p.device for p in model.parameters()}
+    if len(devices) != 1 or not dtypes <= _WIDER.keys():
+        raise ValueError(f"parameters of dtypes {sorted(map(str, dtypes))} on {len(devices)} devices")
+    wide = torch.float64 if torch.float32 in dtypes else torch.float32
+    moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
+    return _outputs(rebuild(model, wide, devices.pop(), {}), moved)
+
+
+def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
+    return [t.shape for t in a] == [t.shape for t in b]
+
+
+def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
+    """max |a − b| over all elements, max |a| without b; infinite where a value is not finite."""
+    pairs = zip(a, b or [torch.zeros((), device=t.device) for t in a], strict=True)
+    differences = [float((one.double() - other.double()).abs().amax()) for one, other in pairs]
+    return max(each if each == each else _INFINITE for each in differences)
+
+
+def _next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    """KL and agreement where the output (B, T, V) stands over integer inputs (B, T)."""
+    if before.dim() != 3 or tuple(before.shape[:2]) not in ids or before.shape[2] < 2:
+        return {}
+    p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
+    return {
+        "kl": float((p.exp() * (p - q)).sum(-1).mean()),
+        "agreement": float((before.argmax(-1) == after.argmax(-1)).double().mean()),
+        "tokens": before.shape[0] * before.shape[1],
+    }

@@ -1,0 +1,111 @@
+"""Change what one module computes and nothing else: its class becomes a subclass made for it.
+
+Why this and no hook, wrapper or parametrisation: the module object, its parameters, its children and the names of its
+state stay as they are, so that optimisers, `state_dict`, `to(dtype)`, tied weights and code that holds the module go on
+working. A hook would keep a reference to the old objects after `deepcopy`, a wrapper would rename parameters. The
+subclass is found through the object itself, so copies, pickles and compiled graphs carry it along.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+from torch.jit import ScriptModule
+
+from normprobe.errors import RewriteError
+
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object  # a layer stands before the module's own class, which brings nn.Module
+
+
+class Layer(_Module):
+    """Base of what is laid over a module's class; subclasses define `forward` and call `super().forward`."""
+
+    note: ClassVar[str]
+
+    def extra_repr(self) -> str:
+        """The module's own text, and what was laid over it."""
+        return ", ".join(text for text in (super().extra_repr(), self.note) if text)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the class below, which can be found by its name, and the layer over it."""
+        made = super().__reduce_ex__(protocol)
+        kind = type(self)
+        if isinstance(made, str) or made[:2] != (copyreg.__newobj__, (kind,)):  # type: ignore[attr-defined]
+            return made  # the class below has a way of its own
+        return (_blank, kind.__bases__, *made[2:])
+
+
+_made: dict[tuple[type, type], type[nn.Module]] = {}
+
+
+def _over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
+    """`base` with `layer` over it, the same class every time; its name stays, since some tools go by it."""
+    if (layer, base) not in _made:
+        body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+        _made[layer, base] = type(base)(base.__name__, (layer, base), body)
+    return _made[layer, base]
+
+
+def _blank(layer: type[Layer], base: type[nn.Module]) -> nn.Module:
+    made: nn.Module = object.__new__(_over(layer, base))
+    return made
+
+
+def _layer(kind: type) -> type[Layer] | None:
+    """The uppermost layer of a class made by `_over`, else None."""
+    first = kind.__bases__[0]
+    return first if len(kind.__bases__) == 2 and issubclass(first, Layer) else None
+
+
+def _without(kind: type, layer: type[Layer]) -> type[nn.Module]:
+    """`kind` without its uppermost `layer`; layers above that stay."""
+    top = _layer(kind)
+    if top is None:
+        raise LookupError
+    below: type[nn.Module] = kind.__bases__[1]
+    return below if top is layer else _over(top, _without(below, layer))
+
+
+def has_layer(module: nn.Module, layer: type[Layer]) -> bool:
+    """Whether `layer` lies over the module's class already."""
+    return issubclass(type(module), layer)
+
+
+def why_not(module: nn.Module) -> str | None:
+    """Why the class of this module cannot be changed; None where it can."""
+    if isinstance(module, ScriptModule):
+        return "it is compiled by torch.jit"
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the instance (by hooks of accelerate, say), which hides that of its class"
+    return None
+
+
+def shell(module: nn.Module, layer: type[Layer]) -> nn.Module:
+    """An object with the layer that shares everything with `module`, for looking at what it will do."""
+    made = _blank(layer, type(module))
+    made.__dict__.update(module.__dict__)
+    return made
+
+
+def lay(module: nn.Module, layer: type[Layer], path: str, undo: ExitStack) -> None:
+    """Lay `layer` over the class of `module`, the module at `path`; `undo` takes it away again."""
+
+    def take_away() -> None:
+        try:
+            module.__class__ = _without(type(module), layer)
+        except LookupError:
+            raise RewriteError(
+                f"cannot undo the rewrite of {path}: its class was changed again since",
+                expected=f"{type(module).__name__} with the layer {layer.__name__}",
+                found=" > ".join(part.__name__ for part in type(module).__mro__[:3]),
+                hint="take the later change back first",
+            ) from None
+
+    module.__class__ = _over(layer, type(module))
+    undo.callback(take_away)

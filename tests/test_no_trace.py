@@ -1,0 +1,170 @@
+"""After a probe the model and torch are as before, bit for bit, also when a forward raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normprobe
+from tests.models import MODELS, WIDTH, Built, Mlp, decoder
+from tests.trace import Snapshot
+
+EVERY = pytest.mark.parametrize("name", MODELS)
+
+
+class MidwayError(Exception):
+    pass
+
+
+class Failing:
+    """The forward of one module, which raises at its `at`-th run."""
+
+    def __init__(self, forward: Callable[..., Any], at: int) -> None:
+        self.forward, self.at, self.runs = forward, at, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.runs += 1
+        if self.runs == self.at:
+            raise MidwayError("midway")
+        return self.forward(*args, **kwargs)
+
+
+def lived_in(built: Built) -> Built:
+    """The model as it may be in use: mixed train flags, gradients, a frozen parameter, hooks."""
+    model, inputs = built
+    for i, module in enumerate(model.modules()):
+        module.training = i % 3 == 0
+    first, *others = model.parameters()
+    first.requires_grad_(False)
+    for parameter in others[::2]:
+        parameter.grad = torch.full_like(parameter, 0.5)
+    others[0].register_hook(lambda gradient: gradient * 100)
+    list(model.modules())[-1].register_forward_hook(lambda m, args, out: None)
+    return model, inputs
+
+
+def middle(model: nn.Module) -> nn.Module:
+    """A layer with weights in the middle of the model."""
+    layers = [m for m in model.modules() if type(m).__name__ in ("Linear", "Conv1D")]
+    return layers[len(layers) // 2]
+
+
+@EVERY
+@pytest.mark.parametrize("level", ["structure", "forward", "backward"])
+def test_probe(name: str, level: Any) -> None:
+    model, inputs = lived_in(MODELS[name]())
+    before = Snapshot(model)
+    normprobe.probe(model, inputs, level=level)
+    before.assert_kept()
+
+
+@EVERY
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_forward_that_raises_halfway(name: str, at: int) -> None:
+    """In the recorded pass, in the measured one, in the one with gradients."""
+    model, inputs = lived_in(MODELS[name]())
+    layer = middle(model)
+    failing = layer.forward = Failing(layer.forward, at)
+    before = Snapshot(model)
+    with pytest.raises(Exception, match="midway") as caught:
+        normprobe.probe(model, inputs, level="backward")
+    assert isinstance(caught.value, MidwayError) or isinstance(caught.value.__cause__, MidwayError)
+    assert failing.runs == at
+    before.assert_kept()
+
+
+def test_loss_that_raises() -> None:
+    model, inputs = lived_in(decoder("pre"))
+    before = Snapshot(model)
+
+    def loss(output: Any, given: Any) -> Tensor:
+        raise MidwayError("in the loss")
+
+    with pytest.raises(MidwayError, match="in the loss"):
+        normprobe.probe(model, inputs, level="backward", loss=loss)
+    before.assert_kept()
+
+
+def test_progress_that_raises() -> None:
+    model, inputs = lived_in(decoder("pre"))
+    before = Snapshot(model)
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "gradients":
+            raise MidwayError("interrupted")
+
+    with pytest.raises(MidwayError, match="interrupted"):
+        normprobe.probe(model, inputs, level="backward", progress=progress)
+    before.assert_kept()
+
+
+class Stateful(nn.Module):
+    """Batch statistics taken even in eval mode, a counter, a cache, spectral norm, dropout, random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+        self.old = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))  # recomputes its weight in a hook
+        self.mlp = Mlp()
+        self.last = nn.LayerNorm(WIDTH)
+        self.count, self.seen = 0, {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.norm.num_batches_tracked += 1
+        self.seen["last"] = x
+        self.kept = x * 2
+        y = x.transpose(1, 2)
+        y = F.batch_norm(y, self.norm.running_mean, self.norm.running_var, training=True).transpose(1, 2)
+        x = x + self.old(self.spectral(y)) + 0.01 * torch.randn_like(x)
+        return self.last(x + F.dropout(self.mlp(x), 0.1, training=True))
+
+
+@pytest.mark.parametrize("level", ["structure", "forward", "backward"])
+def test_model_that_changes_itself_in_its_forward(level: Any) -> None:
+    model, inputs = lived_in((Stateful(), torch.randn(2, 8, WIDTH)))
+    before = Snapshot(model)
+    normprobe.probe(model, inputs, level=level)
+    before.assert_kept()
+
+
+def test_optimiser_steps_on_as_if_nothing_had_been() -> None:
+    def trained(probing: bool) -> list[Tensor]:
+        model, inputs = decoder("pre", layers=1)
+        optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+        for step in range(3):
+            if probing and step == 1:
+                normprobe.probe(model, inputs, level="backward")
+            optimiser.zero_grad()
+            F.dropout(model(inputs), 0.5).square().mean().backward()
+            optimiser.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    torch.manual_seed(5)
+    plain = trained(False)
+    torch.manual_seed(5)
+    assert all(torch.equal(a, b) for a, b in zip(plain, trained(True), strict=True))
+
+
+def test_a_trace_would_be_seen() -> None:
+    """The comparison finds what a plain run of the stateful model leaves behind."""
+    model, inputs = lived_in((Stateful(), torch.randn(2, 8, WIDTH)))
+    model.train()
+    before = Snapshot(model)
+    model(inputs).sum().backward()
+    expected = {
+        "rng torch",
+        ": keys",
+        ": attribute count",
+        ": attribute seen",
+        "norm: attribute _buffers",
+        "old: attribute _buffers",
+        "gradient last.weight",
+    }
+    assert expected <= set(before.changes())
