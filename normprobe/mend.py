@@ -164,6 +164,7 @@ class _Work:
         if verdict is not None:
             made.undo()
             self.reasons[rewrite.name] = f"{rewrite.name} was applied and taken back: {verdict}"
+            self.refused = {place: why for place, why in self.refused.items() if place[0] != rewrite.name}
             return
         self.applied.append(made)
         self.reasons[rewrite.name] = f"still there after {rewrite.name}"
@@ -175,9 +176,9 @@ class _Work:
             return "no rewrite mends it"
         whys = (self.refused.get((finding.fix, place)) for _, place in sorted(_keys(finding)))
         refused = next((why for why in whys if why is not None), None)
-        if refused is not None and "taken back" not in self.reasons[finding.fix]:
+        if refused is not None:
             return f"{finding.fix} refused it: {refused}"
-        return self.reasons[finding.fix]
+        return self.reasons.get(finding.fix, f"it came up after {finding.fix} was tried")
 
 
 def _verdict(name: str, before: Report, after: Report) -> str | None:
@@ -195,18 +196,17 @@ def _keys(finding: Finding) -> set[tuple[str, str]]:
 
 
 def _worse(finding: Finding, before: Report) -> str | None:
-    """How a finding is new or worse; None where it is neither."""
-    place = f"{finding.code} {finding.name} at {finding.where}"
-    known = next((f for f in before.findings if _keys(finding) <= _keys(f)), None)
-    if known is None and _keys(finding) <= {key for f in before.findings for key in _keys(f)}:
-        return None  # findings of several places were gathered in another way
-    if known is None:
-        return f"it raised {place}"
-    if finding.severity.rank < known.severity.rank:
-        return f"it made {place} an {finding.severity.value}"
-    old, new = _excess(known), _excess(finding)
-    if old is not None and (new is None or not new <= old + _SLACK):
-        return f"it moved {place} from {known.value} to {finding.value}"
+    """How a finding is new or worse at one of its places; None where it is neither."""
+    known = {key: f for f in before.findings for key in _keys(f)}
+    for key in sorted(_keys(finding)):
+        place, old = f"{finding.code} {finding.name} at {key[1]}", known.get(key)
+        if old is None:
+            return f"it raised {place}"
+        if finding.severity.rank < old.severity.rank:
+            return f"it made {place} worse, {finding.severity.value} instead of {old.severity.value}"
+        was, now = _excess(old), _excess(finding)
+        if was is not None and (now is None or not now <= was + _SLACK):
+            return f"it moved {place} from {old.value} to {finding.value}"
     return None
 
 

@@ -60,7 +60,7 @@ def first_broken_module(model: nn.Module, inputs: Inputs) -> str | None:
     broken: list[tuple[bool, str]] = []
 
     def around(path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        sound = not broken or not any(map(_broken_input, floats((args, kwargs))))
+        sound = not any(map(_broken_input, floats((args, kwargs))))
         output = forward(*args, **kwargs)
         if all_finite(output) is False:
             broken.append((sound, path))

@@ -24,6 +24,8 @@ class NormedInput(Layer):
     """Norms one argument before the forward below sees it."""
 
     note = "norms its input (normprobe)"
+    _final_norm_index: int
+    _final_norm_name: str
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own forward."""

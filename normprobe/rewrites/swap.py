@@ -9,6 +9,7 @@ subclass is found through the object itself, so copies, pickles and compiled gra
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,7 +49,8 @@ def _over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
     """`base` with `layer` over it, the same class every time; its name stays, since some tools go by it."""
     if (layer, base) not in _made:
         body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-        _made[layer, base] = type(base)(base.__name__, (layer, base), body)
+        metaclass: Callable[..., type[nn.Module]] = type(base)
+        _made[layer, base] = metaclass(base.__name__, (layer, base), body)
     return _made[layer, base]
 
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from logging import CRITICAL
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ def quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_quiet_transformers())
+        stack.enter_context(_no_bars())
         yield
 
 
@@ -36,6 +38,23 @@ def _quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """No bars of tqdm's own: transformers draws some without asking its own setting."""
+    from tqdm.std import tqdm  # type: ignore[import-untyped]
+
+    original = tqdm.__init__
+
+    def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "disable": True})
+
+    tqdm.__init__ = disabled
+    try:
+        yield
+    finally:
+        tqdm.__init__ = original
 
 
 @contextlib.contextmanager

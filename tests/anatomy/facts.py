@@ -65,6 +65,7 @@ class Facts:
     attention: AttentionFacts = AttentionFacts()
     sites: int = LAYERS
     head: str | None = "lm_head.weight"
+    tied: str | None = None
     softcap: float | None = None
     others: dict[str, str] = field(default_factory=dict)
     below: dict[str, str] = field(default_factory=dict)
@@ -110,7 +111,7 @@ def opt(before: bool) -> Facts:
     )
     final = "model.decoder.final_layer_norm" if before else None
     stream = StreamFacts("model.decoder.layers", branches, final=final, needed=before)
-    return Facts(LAYERNORM, (stream,), head="model.decoder.embed_tokens.weight")
+    return Facts(LAYERNORM, (stream,), tied="model.decoder.embed_tokens.weight")
 
 
 def encoder(norm_first: bool, final: bool) -> Facts:
@@ -142,7 +143,7 @@ def t5() -> Facts:
         StreamFacts("encoder.block", (own, mlp(1)), final="encoder.final_layer_norm"),
         StreamFacts("decoder.block", (own, cross, mlp(2)), final="decoder.final_layer_norm"),
     )
-    return Facts(RMSNORM, streams, AttentionFacts(scale=1.0), sites=3 * LAYERS, head="shared.weight")
+    return Facts(RMSNORM, streams, AttentionFacts(scale=1.0), sites=3 * LAYERS, tied="shared.weight")
 
 
 def bert() -> Facts:
@@ -155,7 +156,13 @@ def bert() -> Facts:
     )
     stream = StreamFacts("bert.encoder.layer", branches, needed=False, entry="bert.embeddings.LayerNorm")
     others = {"bert.embeddings.LayerNorm": "embedding", "cls.predictions.transform.LayerNorm": "inner"}
-    return Facts(BERT_NORM, (stream,), head="bert.embeddings.word_embeddings.weight", others=others)
+    return Facts(
+        BERT_NORM,
+        (stream,),
+        head="cls.predictions.decoder.weight",
+        tied="bert.embeddings.word_embeddings.weight",
+        others=others,
+    )
 
 
 def gpt2() -> Facts:
@@ -164,7 +171,7 @@ def gpt2() -> Facts:
         BranchFacts("mlp", "pre", both("mlp.c_fc"), both("mlp.c_proj"), pre="ln_2"),
     )
     return Facts(
-        LAYERNORM, (StreamFacts("transformer.h", branches, final="transformer.ln_f"),), head="transformer.wte.weight"
+        LAYERNORM, (StreamFacts("transformer.h", branches, final="transformer.ln_f"),), tied="transformer.wte.weight"
     )
 
 
@@ -173,7 +180,7 @@ def gemma2() -> Facts:
     output = "post_attention_layernorm", "post_feedforward_layernorm"
     stream = StreamFacts("model.layers", llama_like(pre, output, "sandwich"), final="model.norm", multiplier=WIDTH**0.5)
     attention = AttentionFacts(kv_heads=2, scale=16**-0.5, softcap=50.0)
-    return Facts(GEMMA_NORM, (stream,), attention, head="model.embed_tokens.weight", softcap=30.0)
+    return Facts(GEMMA_NORM, (stream,), attention, tied="model.embed_tokens.weight", softcap=30.0)
 
 
 def bloom() -> Facts:
@@ -184,7 +191,7 @@ def bloom() -> Facts:
     )
     entry = "transformer.word_embeddings_layernorm"
     stream = StreamFacts("transformer.h", branches, final="transformer.ln_f", entry=entry)
-    return Facts(LAYERNORM, (stream,), head="transformer.word_embeddings.weight", others={entry: "embedding"})
+    return Facts(LAYERNORM, (stream,), tied="transformer.word_embeddings.weight", others={entry: "embedding"})
 
 
 PRE = "input_layernorm", "post_attention_layernorm"

@@ -80,6 +80,21 @@ def test_readers_act_through_writers_alone(name: str) -> None:
     assert {b.path: fault(model, inputs, b) for b in branches} == {b.path: None for b in branches}
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_but_the_readers_reads_the_norm_before_a_branch(name: str) -> None:
+    model, inputs = MODELS[name]()
+    found, parameters = anatomy_of(model, inputs), dict(model.named_parameters())
+    branches = [b for stream in found.streams for b in stream.branches[:3] if b.pre_norm]
+    for branch in branches:
+        norm = found.norm(branch.pre_norm)
+        gains = tuple(n for n in (norm.weight, norm.bias) if n)
+        with restored(parameters):
+            assert moves(model, inputs, parameters, gains)
+        with restored(parameters):
+            silence(parameters, branch.readers)
+            assert not moves(model, inputs, parameters, gains), branch.path
+
+
 def test_wrong_readers_or_writers_would_be_seen() -> None:
     model, inputs = gpt2()
     attention, mlp, *_ = anatomy_of(model, inputs).streams[0].branches

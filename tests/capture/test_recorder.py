@@ -197,6 +197,18 @@ def test_two_attentions_in_one_forward_are_counted() -> None:
     assert calls(trace, ".")[0].execution == 0
 
 
+def test_attention_does_not_count_as_a_run_of_its_module() -> None:
+    class Attends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return attend(x).view(4, 4)
+
+    net = Net(lambda net, x: net.a(net.a(x)))
+    net.a = Attends()
+    trace = record(net, X)
+    assert [c.execution for c in calls(trace, "a")] == [0, 1]
+    assert [(c.parent, c.execution) for c in trace.calls if c.composite] == [(c.id, 0) for c in calls(trace, "a")]
+
+
 def attend(x: Tensor) -> Tensor:
     q = x.view(1, 1, 4, 4)
     return F.scaled_dot_product_attention(q, q, q)

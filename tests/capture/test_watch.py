@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normprobe.capture.recorder import record
 from normprobe.capture.watch import Handler, watch
@@ -111,25 +112,27 @@ def test_every_recorded_operation_is_found_again(build: Callable[[], Case]) -> N
 
 
 class Attends(nn.Module):
-    """A softmax, an attention function (which may dissolve into a softmax), a softmax."""
+    """Two attention functions, which dissolve into products here, then a product and a sum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.scaled_dot_product_attention(x.softmax(-1), x, x, scale=0.5, attn_mask=torch.zeros(3, 3))
-        return F.scaled_dot_product_attention(y, x, x).softmax(-1)
+        with sdpa_kernel(SDPBackend.MATH):
+            y = F.scaled_dot_product_attention(x, x, x, scale=0.5, attn_mask=torch.zeros(3, 3).to(x))
+            y = F.scaled_dot_product_attention(y, x, x)[0]
+        return torch.bmm(y, y.mT) + 1
 
 
 def test_an_attention_function_is_one_operation_and_hides_its_parts() -> None:
-    function, softmax = "scaled_dot_product_attention", "aten._softmax.default"
-    handlers = {OpSite(path=".", op=op, ordinal=i): Keep() for op in (function, softmax) for i in (0, 1)}
-    x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
-    watched = watch(Attends(), x, handlers)
+    product = OpSite(path=".", op="aten.bmm.default")
+    functions = [OpSite(path=".", op="scaled_dot_product_attention", ordinal=i) for i in (0, 1)]
+    handlers = {site: Keep() for site in (*functions, product)}
+    watched = watch(Attends(), torch.randn(1, 2, 3, 4, dtype=torch.float64), handlers)
     assert watched.missed == ()
     assert watched.failed == {}
-    told = [handler.told for handler in handlers.values()]
-    assert sorted(told[0][0][1]) == ["attn_mask", "key", "query", "scale", "value"]
-    assert sorted(told[1][0][1]) == ["key", "query", "value"]
-    assert told[3][1] == ("after", watched.output.tolist())
-    assert told[1][0][1]["query"] == told[0][1][1]
+    first, second, last = (handler.told for handler in handlers.values())
+    assert sorted(first[0][1]) == ["attn_mask", "key", "query", "scale", "value"]
+    assert sorted(second[0][1]) == ["key", "query", "value"]
+    assert second[0][1]["query"] == first[1][1]
+    assert torch.equal(torch.tensor(last[1][1], dtype=torch.float64) + 1, watched.output)
 
 
 class InPlace(nn.Module):
@@ -146,18 +149,40 @@ def test_before_sees_what_an_operation_in_place_overwrites() -> None:
     assert keep.told == [("before", {"self": 1.0, "other": 1}), ("after", 2.0), ("settled", None)]
 
 
+class Value(Handler):
+    """Reads the output again once it is settled."""
+
+    def after(self, arguments: Mapping[str, Any], output: Any) -> None:
+        self.output = output
+
+    def settled(self) -> None:
+        self.value = float(self.output)
+
+
+def test_an_output_is_settled_before_the_next_operation_changes_it() -> None:
+    value = Value()
+    assert float(watch(InPlace(), torch.ones(()), {OpSite(path=".", op="aten.add_.Tensor"): value}).output) == 10
+    assert value.value == 2
+
+
 class Fails(Handler):
+    settlings = 0
+
+    def settled(self) -> None:
+        self.settlings += 1
+
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         raise ValueError("no such axis")
 
 
 def test_an_error_in_a_handler_is_kept_and_the_forward_goes_on() -> None:
     site, other = add(".", 0), add(".", 2)
-    keep = Keep()
-    watched = watch(Shared(), torch.ones(()), {site: Fails(), other: keep})
+    keep, fails = Keep(), Fails()
+    watched = watch(Shared(), torch.ones(()), {site: fails, other: keep})
     assert float(watched.output) == 3128
     assert watched.reason(site) == "ValueError: no such axis"
     assert len(keep.told) == 3
+    assert fails.settlings == 0, "after its error a handler is told nothing more"
 
 
 class Adds(Handler):
@@ -174,9 +199,11 @@ class Adds(Handler):
 
 def test_what_a_handler_computes_is_not_counted() -> None:
     composite = OpSite(path=".", op="scaled_dot_product_attention")
-    handlers = {composite: Adds(), composite.model_copy(update={"ordinal": 1}): Adds()}
-    watched = watch(Attends(), torch.randn(1, 2, 3, 4), handlers)
+    keep = Keep()
+    second = composite.model_copy(update={"ordinal": 1})
+    watched = watch(Attends(), torch.randn(1, 2, 3, 4), {composite: Adds(), second: Adds(), add(".", 0): keep})
     assert watched.missed == ()
+    assert keep.told[1] == ("after", watched.output.tolist())
     sums = {add(".", i): Adds() for i in range(3)}
     assert watch(Shared(), torch.ones(()), sums).missed == ()
     assert [h.count for h in sums.values()] == [1, 1, 1]

@@ -135,6 +135,13 @@ def test_logits_that_reach_a_softmax(shape: tuple[int, ...]) -> None:
     assert [head.bound for head in measure.heads] == pytest.approx(exact.tolist())
 
 
+def test_minus_ten_thousand_is_a_mask() -> None:
+    q, k = qk()
+    masked = (q @ k.mT).masked_fill(~PADDED, -10_000.0)
+    heads = measured(site(4, SOFTMAX), self=masked, dim=-1).heads
+    assert max(head.bound for head in heads) == pytest.approx(float((q @ k.mT)[masked > -10_000].abs().max()))
+
+
 def test_the_bound_holds_with_a_bias_and_is_the_product_of_the_longest_rows() -> None:
     q, k = qk(key_heads=2)
     plain = measured(site(4), query=q, key=k)
@@ -156,6 +163,15 @@ def test_a_sample_is_seeded_and_holds_at_most_64_rows() -> None:
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:64]
     seen = torch.arange(300) <= rows[:, None]
     assert_heads(first, (q[:, :, rows] @ k.mT / math.sqrt(8)).masked_fill(~seen, -math.inf))
+
+
+def test_a_sample_of_the_logits_of_a_softmax_is_that_of_q_and_k() -> None:
+    q, k = qk(rows=300, keys=300)
+    product = measured(site(4), query=q, key=k, scale=1.0)
+    softmax = measured(site(4, SOFTMAX), self=q @ k.mT, dim=-1)
+    assert softmax.rows == product.rows == 128
+    for a, b in zip(product.heads, softmax.heads, strict=True):
+        assert (a.sampled_max, a.std, a.entropy) == pytest.approx((b.sampled_max, b.std, b.entropy), rel=1e-5)
 
 
 def test_64_rows_are_all_looked_at() -> None:
@@ -195,10 +211,14 @@ def test_no_square_of_the_sequence_is_allocated(kind: str) -> None:
 
 
 def test_heads_are_taken_in_groups_that_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = qk(key_heads=2)
-    whole = measured(site(4), query=q, key=k, attn_mask=BIAS)
+    q, k = qk(key_heads=2, rows=40, keys=40)
+    bias = torch.randn(4, 40, 40)
+    whole = measured(site(4), query=q, key=k, attn_mask=bias)
     monkeypatch.setattr("normprobe.measures.attention._PIECE", 1)
-    assert measured(site(4), query=q, key=k, attn_mask=BIAS).heads == pytest.approx(whole.heads)
+    with Largest() as mode:
+        parts = measured(site(4), query=q, key=k, attn_mask=bias)
+    assert parts == whole
+    assert mode.elements == 2 * 2 * 40 * 40, "logits of the two query heads of one key head, for two samples"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""All or nothing, undo bit for bit, counting, conflicts, proof, serialisation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from normprobe.errors import RewriteError
+from normprobe.rewrites import ALL, AddFinalNorm, Effect, Rewrite, UpcastNorms, load, make_plan
+from tests.models import decoder, llama
+from tests.rewrites.cases import Scaled, narrow_decoder, snapshot
+
+NORMS = ("blocks.0.mix.norm", "blocks.1.mix.norm")
+
+
+def test_planning_changes_nothing_and_says_everything() -> None:
+    model, inputs = narrow_decoder(final=False)
+    before = snapshot(model)
+    text = str(make_plan(model, [UpcastNorms(), AddFinalNorm()], inputs))
+    assert snapshot(model) == before
+    for part in (
+        "planned",
+        "breaking",
+        "4 sites, 0 refused",
+        "adds head.final_norm.weight",
+        "an optimiser made before",
+    ):
+        assert part in text
+
+
+def test_two_rewrites_compose_and_undo_is_bit_for_bit() -> None:
+    model, inputs = narrow_decoder(final=False)
+    before = snapshot(model)
+    plan = make_plan(model, [UpcastNorms(), AddFinalNorm()], inputs).apply()
+    assert snapshot(model) != before
+    plan.undo()
+    assert snapshot(model) == before
+    assert plan.apply().state == "applied"
+    plan.undo()
+    assert snapshot(model) == before
+
+
+def test_plans_are_undone_in_any_order() -> None:
+    model, inputs = narrow_decoder(final=False)
+    before = snapshot(model)
+    first = make_plan(model, [UpcastNorms()], inputs).apply()
+    second = make_plan(model, [AddFinalNorm()], inputs).apply()
+    first.undo()
+    second.undo()
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("fail_at", NORMS)
+def test_a_failure_halfway_leaves_the_model_as_it_was(fail_at: str) -> None:
+    model, inputs = narrow_decoder()
+    before = snapshot(model)
+    faulty = Scaled(factor=2.0, paths=NORMS, fail_at=fail_at)
+    plan = make_plan(model, [AddFinalNormless(), faulty], inputs)
+    with pytest.raises(RewriteError, match=f"Scaled failed at {fail_at}, site .* of 3; the model is as it was"):
+        plan.apply()
+    assert snapshot(model) == before
+    assert plan.state == "planned"
+
+
+class AddFinalNormless(UpcastNorms):
+    """Upcasts the final norm alone."""
+
+    def sites(self, survey: Any) -> Any:
+        found = super().sites(survey)
+        return dataclasses.replace(found, sites=tuple(s for s in found.sites if s.path == "final"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_error_of_one_per_cent_is_caught_and_taken_back(dtype: torch.dtype) -> None:
+    model, inputs = decoder("pre")
+    before = snapshot(model.to(dtype))
+    with pytest.raises(RewriteError, match=r"could not prove Scaled(.|\n)*max \|Δ\| <= "):
+        make_plan(model, [Scaled(factor=1.01, paths=("blocks.0.mix.branch.out",))], inputs).apply()
+    assert snapshot(model) == before
+    proof = make_plan(model, [Scaled(factor=1.0, paths=("head",))], inputs).apply().proof
+    assert proof is not None
+    assert (proof.max_abs, proof.kl, proof.agreement, proof.holds) == (0.0, 0.0, 1.0, True)
+
+
+def test_a_layer_that_does_not_take_hold_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = narrow_decoder()
+    before = snapshot(model)
+    plan = make_plan(model, [UpcastNorms()], inputs)
+    monkeypatch.setattr("normprobe.rewrites.upcast_norms._HALF", ())
+    with pytest.raises(RewriteError, match=r"did not take hold(.|\n)*a rmsnorm that reduces in input"):
+        plan.apply()
+    assert snapshot(model) == before
+
+
+def test_the_proof_has_the_closed_form_of_a_uniform_change() -> None:
+    """Logits of a linear head scaled by 2: max |Δ| is the largest logit, and KL follows from both softmaxes."""
+    model, inputs = decoder("pre")
+    logits = model(inputs).detach().double()
+
+    class Doubled(Scaled):
+        effect = Effect.BREAKING
+
+    proof = make_plan(model, [Doubled(factor=2.0, paths=("head",))], inputs).apply().proof
+    assert proof is not None
+    assert proof.max_rel == pytest.approx(1.0)
+    assert proof.max_abs == pytest.approx(float(logits.abs().max()))
+    p, q = logits.softmax(-1), (2 * logits).softmax(-1)
+    assert proof.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+    assert (proof.agreement, proof.tokens, proof.holds) == (1.0, inputs.numel(), None)
+
+
+def test_an_original_that_is_not_finite_has_no_tolerance() -> None:
+    model, inputs = narrow_decoder()
+    model.head.weight.data[0, 0] = float("nan")
+    proof = make_plan(model, [UpcastNorms()], inputs).apply().proof
+    assert proof is not None
+    assert proof.holds is None
+    assert "not finite" in proof.tolerance_source
+
+
+def test_misuse_is_refused() -> None:
+    model, inputs = narrow_decoder()
+    with pytest.raises(RewriteError, match="no rewrite was given"):
+        make_plan(model, [], inputs)
+    with pytest.raises(RewriteError, match=r"two rewrites of one plan would change (.|\n)*UpcastNorms, UpcastNorms"):
+        make_plan(model, [UpcastNorms(), UpcastNorms()], inputs)
+    plan = make_plan(model, [UpcastNorms()], inputs)
+    with pytest.raises(RewriteError, match="nothing to undo: the plan is planned"):
+        plan.undo()
+    with pytest.raises(RewriteError, match="applied already"):
+        plan.apply().apply()
+
+
+def test_a_model_on_meta_is_rewritten_without_proof() -> None:
+    model, inputs = narrow_decoder(final=False)
+    plan = make_plan(model.to("meta"), [AddFinalNorm()], inputs.to("meta")).apply()
+    assert plan.proof is None
+    assert model.head.final_norm.weight.is_meta
+
+
+@pytest.mark.parametrize("rewrite", [UpcastNorms(expect=3), AddFinalNorm(kind="rmsnorm", eps=1e-5)])
+def test_rewrites_are_frozen_and_travel_as_json(rewrite: Rewrite) -> None:
+    assert load(json.loads(json.dumps(rewrite.to_dict()))) == rewrite
+    assert "\n" not in rewrite.describe()
+    assert type(rewrite) in ALL
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign"):
+        rewrite.expect = 4  # type: ignore[misc]
+
+
+def test_unknown_rewrites_and_settings_are_refused() -> None:
+    with pytest.raises(RewriteError, match=r"unknown rewrite\n  expected: UpcastNorms \| AddFinalNorm"):
+        load({"rewrite": "Nothing"})
+    with pytest.raises(RewriteError, match="unknown setting of UpcastNorms"):
+        load({"rewrite": "UpcastNorms", "speed": 3})
+
+
+def test_a_hugging_face_model_keeps_its_abilities() -> None:
+    model, inputs = llama()
+    model.model.norm = nn.Identity()
+    make_plan(model, [AddFinalNorm()], inputs).apply()
+    made = model.generate(inputs["input_ids"], max_new_tokens=3, do_sample=False)
+    assert made.shape[1] == inputs["input_ids"].shape[1] + 3
+    model.train()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert model.lm_head.final_norm.weight.grad is not None

@@ -1,0 +1,131 @@
+"""Findings are mended as far as allowed, and nothing is ever made worse."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import normprobe
+from normprobe.checks.missing_final_norm import MissingFinalNorm
+from normprobe.errors import RewriteError, SettingError
+from normprobe.mend import mend, plan, rewrite
+from normprobe.records import Anatomy
+from normprobe.rewrites import AddFinalNorm, Effect, Site, UpcastNorms
+from normprobe.rewrites.base import module_at
+from tests.models import decoder, gpt2, llama
+from tests.rewrites.cases import Inline, narrow_decoder, snapshot
+
+
+def codes(report: normprobe.Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def test_what_is_allowed_is_mended_and_the_rest_is_left_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MissingFinalNorm, "fix", "AddFinalNorm")
+    model, inputs = narrow_decoder(final=False)
+    before = snapshot(model)
+    done = mend(model, inputs)
+    assert (codes(done.before), codes(done.after)) == (["NP201", "NP106"], ["NP201"])
+    assert [each.why for each in done.left] == [
+        f"AddFinalNorm is breaking ({Effect.BREAKING.meaning}); allowed: exact",
+    ]
+    more = mend(model, inputs, report=done.after, allow="breaking")
+    assert more.before is done.after
+    assert codes(more.after) == []
+    assert more.left == ()
+    more.undo()
+    done.undo()
+    assert snapshot(model) == before
+
+
+def test_a_sound_model_is_left_alone() -> None:
+    model, inputs = llama()
+    before = snapshot(model)
+    done = mend(model, inputs, allow="breaking")
+    assert done.after is done.before
+    assert done.applied == ()
+    assert snapshot(model) == before
+
+
+@dataclass(frozen=True)
+class Harmful(UpcastNorms):
+    """Upcasts the norms, and moves their eps out of the root."""
+
+    effect: ClassVar[Effect] = Effect.BREAKING
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        super().change(model, site, undo)
+        module = module_at(model, site.path)
+        undo.callback(setattr, module, "placement", module.placement)
+        module.placement = "outside_sqrt"
+
+
+def test_what_raises_another_finding_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normprobe.mend.find", lambda name: Harmful)
+    model, inputs = narrow_decoder()
+    before = snapshot(model)
+    done = mend(model, inputs, allow="breaking")
+    assert snapshot(model) == before
+    assert done.after is done.before
+    (left,) = done.left
+    assert "applied and taken back: it raised NP101" in left.why
+
+
+@dataclass(frozen=True)
+class Idle(UpcastNorms):
+    """Finds its sites and does nothing to them."""
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        module_at(model, site.path).note = "visited"
+        undo.callback(delattr, module_at(model, site.path), "note")
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        return
+
+
+def test_what_mends_nothing_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normprobe.mend.find", lambda name: Idle)
+    model, inputs = narrow_decoder()
+    before = snapshot(model)
+    done = mend(model, inputs)
+    assert snapshot(model) == before
+    assert [each.why for each in done.left] == [
+        "UpcastNorms was applied and taken back: it mended none of its findings"
+    ]
+
+
+def test_a_refused_place_is_left_with_the_rewrite_s_reason() -> None:
+    done = mend(Inline().bfloat16(), torch.randn(2, 4, 32).bfloat16())
+    (left,) = [each for each in done.left if each.finding.code == "NP106"]
+    assert left.why.startswith("UpcastNorms refused it: it is written out inside another module's forward")
+
+
+def test_a_mend_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MissingFinalNorm, "fix", "PolishNorms")
+    done = mend(*decoder("pre", final=False))
+    assert [each.why for each in done.left] == ["its mend PolishNorms does not exist yet"]
+
+
+def test_settings_are_checked() -> None:
+    model, inputs = llama()
+    with pytest.raises(SettingError, match=r"unknown effect 'all'\n  expected: exact \| calibrated \| breaking"):
+        mend(model, inputs, allow="all")
+    other, others = gpt2()
+    with pytest.raises(SettingError, match="the report is of another model"):
+        mend(model, inputs, report=normprobe.probe(other, others, level="structure"))
+
+
+def test_inputs_are_made_where_the_config_says_enough() -> None:
+    model, _ = llama()
+    model.model.norm = nn.Identity()
+    assert plan(model, [AddFinalNorm()]).state == "planned"
+    done = rewrite(model, [AddFinalNorm(expect=1)])
+    assert done.proof is not None
+    assert done.proof.tokens == 32
+    with pytest.raises(RewriteError, match="found: 0 sites"):
+        rewrite(model, [AddFinalNorm(expect=1)])
