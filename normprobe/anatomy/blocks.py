@@ -37,8 +37,8 @@ def block_names(branches: Sequence[Located]) -> list[str]:
     return best or fallback or [branch.path for branch in branches]
 
 
-def stream_name(blocks: Sequence[str], path: str) -> str:
-    """The container that holds the blocks: their common path without a number at its end; else `path`."""
+def stream_name(blocks: Sequence[str]) -> str:
+    """The container that holds the blocks: their common path without a number at its end; else the root, "."."""
     shared: list[str] = []
     for parts in zip(*(block.split(".") for block in blocks), strict=False):
         if len(set(parts)) > 1:
@@ -46,7 +46,7 @@ def stream_name(blocks: Sequence[str], path: str) -> str:
         shared.append(parts[0])
     while shared and shared[-1].isdigit():
         shared.pop()
-    return ".".join(shared) or path
+    return ".".join(shared) or "."
 
 
 def _anchor(branch: Located) -> str:

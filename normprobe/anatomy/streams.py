@@ -76,7 +76,7 @@ def read_stream(
     axis = _feature_axis(flow, readings)
     final = _final(out, branches, norms, ahead)
     record = Stream(
-        name=stream_name([b.block for b in branches], branches[0].path),
+        name=stream_name([b.block for b in branches]),
         width=flow.shape(chain[0].output)[axis],
         depth=len(branches),
         placement=_summary(branches),

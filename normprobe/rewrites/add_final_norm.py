@@ -82,7 +82,7 @@ class AddFinalNorm(Rewrite):
     that module's input; where no module does, of the module that returns the stream, and acts on its output.
 
     Attributes:
-        kind: "same" as the norm before the stream's last branch, "layernorm" or "rmsnorm".
+        kind: "same" as the norm of the stream's last branch, "layernorm" or "rmsnorm".
         eps: eps inside the root; None takes that of the stream's own norm.
     """
 
@@ -122,7 +122,7 @@ class AddFinalNorm(Rewrite):
         """The site for one stream, or why it has none."""
         if stream.needs_final_norm is None:
             return stream.final_norm_reason or "it could not be decided whether the head reads it"
-        norm = next((n for b in reversed(stream.branches) if (n := _norm_before(survey.anatomy, b.pre_norm))), None)
+        norm = _own_norm(survey.anatomy, stream)
         why = _unfit(stream, norm)
         if why is not None or norm is None:
             return why or "no norm of its own to go by"
@@ -179,13 +179,16 @@ class AddFinalNorm(Rewrite):
                 )
 
 
-def _norm_before(anatomy: Anatomy, path: str | None) -> NormSite | None:
-    return anatomy.norm(path) if path is not None else None
+def _own_norm(anatomy: Anatomy, stream: Stream) -> NormSite | None:
+    """The norm that the stream's last branch begins with, or ends in where no branch begins with one."""
+    branches = stream.branches[::-1]
+    paths = [*(b.pre_norm for b in branches), *(b.output_norm for b in branches)]
+    return next((norm for path in paths if path is not None and (norm := anatomy.norm(path))), None)
 
 
 def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
     if norm is None:
-        return "none of its branches begins with a norm, so its kind and eps are not known"
+        return "none of its branches begins or ends with a norm, so its kind and eps are not known"
     if stream.feature_axis != -1:
         return "its features are channels before space; only streams with the features last are handled"
     if norm.axes != (-1,) or norm.size != stream.width:

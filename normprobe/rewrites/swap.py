@@ -30,8 +30,13 @@ class Layer(_Module):
     note: ClassVar[str]
 
     def extra_repr(self) -> str:
-        """The module's own text, and what was laid over it."""
-        return ", ".join(text for text in (super().extra_repr(), self.note) if text)
+        """The module's own text, and what was laid over its class, lowest first."""
+        notes = [
+            kind.__dict__["note"]
+            for kind in reversed(type(self).__mro__)
+            if issubclass(kind, Layer) and "note" in kind.__dict__
+        ]
+        return ", ".join(text for text in (super().extra_repr(), *notes) if text)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As the class below, which can be found by its name, and the layer over it."""

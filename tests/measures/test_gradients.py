@@ -182,6 +182,16 @@ def test_ratio_and_slope_of_gradients_that_grow_tenfold_a_branch() -> None:
     assert found.slope == pytest.approx(math.log(10), rel=1e-5)
 
 
+def test_a_shared_parameter_counts_with_its_whole_gradient_in_each_branch() -> None:
+    model, x = Chain([1.0, 2.0, 3.0, 4.0]), torch.randn(1, 4, 8)
+    shared = model.blocks[3].weight = model.blocks[1].weight
+    found = measured(model, x)
+    (gradient,) = torch.autograd.grad(model(x).square().mean(), shared)
+    norms = [b.parameter_norm for b in found.branches]
+    assert [norms[1], norms[3]] == pytest.approx([float(gradient.norm())] * 2, rel=1e-5)
+    assert norms[0] != pytest.approx(norms[1], rel=0.1)
+
+
 def test_a_branch_without_gradient_has_no_slope() -> None:
     found = measured(Chain([0.0, 1.0, 1.0, 1.0]), torch.randn(1, 4, 8))
     assert found.branches[0].parameter_norm == 0

@@ -13,7 +13,20 @@ from torch import Tensor, nn
 import normprobe
 from normprobe.errors import RewriteError
 from normprobe.rewrites import AddFinalNorm, make_plan
-from tests.models import MODELS, VOCABULARY, WIDTH, Block, decoder, gpt2, ids, layer_norm, llama, t5, torch_encoder
+from tests.models import (
+    MODELS,
+    VOCABULARY,
+    WIDTH,
+    Block,
+    decoder,
+    gpt2,
+    ids,
+    layer_norm,
+    llama,
+    olmo2,
+    t5,
+    torch_encoder,
+)
 from tests.models import RMSNorm as OwnRMSNorm
 
 
@@ -63,18 +76,20 @@ def test_where_no_module_reads_the_stream_its_block_returns_it_normed() -> None:
     assert torch.equal(model(inputs), raw)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+LOSABLE = {"llama": (llama, "model", "norm"), "gpt2": (gpt2, "transformer", "ln_f"), "olmo2": (olmo2, "model", "norm")}
+
+
+@pytest.mark.parametrize("name", LOSABLE)
 def test_transformers_models_that_lost_their_final_norm(name: str) -> None:
-    model, inputs = {"llama": llama, "gpt2": gpt2}[name]()
-    if name == "llama":
-        lost, model.model.norm = model.model.norm, nn.Identity()
-    else:
-        lost, model.transformer.ln_f = model.transformer.ln_f, nn.Identity()
+    build, holder, child = LOSABLE[name]
+    model, inputs = build()
+    lost = getattr(getattr(model, holder), child)
+    setattr(getattr(model, holder), child, nn.Identity())
     make_plan(model, [AddFinalNorm()], inputs).apply()
     with torch.no_grad():
         model.lm_head.final_norm.load_state_dict(lost.state_dict())
         found = model(**inputs).logits
-    intact, _ = {"llama": llama, "gpt2": gpt2}[name]()
+    intact, _ = build()
     torch.testing.assert_close(found, intact(**inputs).logits, rtol=1e-4, atol=1e-4)
 
 

@@ -1,0 +1,33 @@
+"""The JSON Schema of a report as `--format json` prints it: `python -m normprobe.records.schema` writes it out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from normprobe.records.report import ReportData
+
+_NOT_FINITE = {"enum": ["NaN", "Infinity", "-Infinity"]}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema (draft 2020-12) of `normprobe-report/1`; a number that is not finite is one of three strings."""
+    schema = ReportData.model_json_schema(by_alias=True, mode="serialization")
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    widened: dict[str, Any] = _with_not_finite(schema)
+    return widened
+
+
+def _with_not_finite(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_not_finite(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") == "number":
+        rest = {key: value for key, value in node.items() if key != "type"}
+        return rest | {"anyOf": [{"type": "number"}, _NOT_FINITE]}
+    return {key: _with_not_finite(value) for key, value in node.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=1))
