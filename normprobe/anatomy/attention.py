@@ -62,15 +62,16 @@ def _operand_heads(flow: Flow, operand: int, heads: int) -> int:
 
 
 def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
-    """Query heads: the second of four axes, else what the projection's features hold of head_dim each."""
+    """Query heads: the second of four axes; of three the first without the batch, which the projection's output has."""
     shape = flow.shape(op.query)
     if len(shape) == 4:
         return shape[1]
+    batch = flow.shape(query.projection.outputs[0])[0] if query.projection is not None else 1
     for step, _ in query.moves:
         source = flow.shape(step.inputs[0])
-        if len(source) == 4:
-            return source[1] if source[0] * source[1] == shape[0] else source[2]
-    return 1
+        if len(source) == 4 and shape[0] in (source[0] * source[1], source[0] * source[2]):
+            batch = source[0]
+    return shape[0] // batch if shape[0] % batch == 0 else 1
 
 
 def _kv_heads(flow: Flow, op: AttentionOp, columns: dict[Literal["q", "k", "v"], HeadRows], heads: int) -> int:

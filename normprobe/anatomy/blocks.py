@@ -2,77 +2,91 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+_SHARE = 0.6  # share of the branches that must lie in alike members for a level to count as the repeated one
 
 
 @dataclass(frozen=True)
 class Located:
-    """A branch for naming: where its add runs, what it mixes (tokens or channels), modules whose weights it uses."""
+    """A branch for naming: where its add runs, what it mixes (its family), the modules whose weights it uses."""
 
     path: str
     family: str
     modules: tuple[str, ...]
 
 
-def block_names(branches: Sequence[Located]) -> list[str]:
+def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
     """The block of every branch of one stream.
 
-    A block is a module whose last name is a number (a member of a list or sequence). Of the levels at which there is
-    one, the deepest is taken at which all members hold the same sequence of branches that mix tokens or channels;
-    where no level is so regular, the outermost that has more than one member. Branches outside every list are named
-    by where they add.
+    Blocks are the members of a repeated container: modules at one depth of the tree that hold the same sequence of
+    branch families. The deepest such depth counts, under the shortest path that tells the members apart and is that
+    of a module that ran (a list never does). Where no depth is so regular it is the deepest whose modules share one
+    parent; else each branch is named by where it adds.
+
+    Args:
+        branches: the branches in order of execution.
+        ran: paths of all modules that ran.
     """
-    anchors = [_anchor(branch) for branch in branches]
-    depth = max((len(_levels(anchor)) for anchor in anchors), default=0)
+    anchors = _anchors(branches)
     best: list[str] | None = None
-    fallback: list[str] | None = None
-    for level in range(depth):
-        names = [_at(anchor, level, branch.path) for anchor, branch in zip(anchors, branches, strict=True)]
+    siblings: list[str] | None = None
+    for depth in range(1, max(len(a) for a in anchors) + 1):
+        names = [".".join(a[:depth]) or "." for a in anchors]
+        told = best is not None and _partition(names) == _partition(best) and best[0] in ran
+        if len(set(names)) < 2 or told:
+            continue
         if _regular(names, branches):
             best = names
-        if fallback is None and len(set(names)) > 1:
-            fallback = names
-    return best or fallback or [branch.path for branch in branches]
+        if len({a[: depth - 1] for a in anchors if len(a) >= depth}) == 1:
+            siblings = names
+    return best or siblings or [branch.path for branch in branches]
 
 
 def stream_name(blocks: Sequence[str]) -> str:
-    """The container that holds the blocks: their common path without a number at its end; else the root, "."."""
+    """The container that holds the blocks: their common path; the root is "."."""
     shared: list[str] = []
-    for parts in zip(*(block.split(".") for block in blocks), strict=False):
+    split = [block.split(".") for block in blocks]
+    for parts in zip(*split, strict=False):
         if len(set(parts)) > 1:
             break
         shared.append(parts[0])
-    while shared and shared[-1].isdigit():
+    if len(shared) == len(split[0]) and len(set(blocks)) == 1:
         shared.pop()
     return ".".join(shared) or "."
 
 
-def _anchor(branch: Located) -> str:
-    """The path that locates the branch: that of its add, or of its weights where the add runs outside every list."""
-    if _levels(branch.path):
-        return branch.path
-    inner = [m for m in branch.modules if _levels(m)]
-    return inner[-1] if inner else branch.path
+def _anchors(branches: Sequence[Located]) -> list[tuple[str, ...]]:
+    """The path that locates each branch: that of its add; where all adds run in one module, that of its weights."""
+    if len(branches) == 1 or len({b.path for b in branches}) > 1:
+        return [_parts(b.path) for b in branches]
+    return [_common([_parts(m) for m in b.modules]) or _parts(b.path) for b in branches]
 
 
-def _levels(path: str) -> list[str]:
-    """The prefixes of `path` that end in a number."""
-    parts = path.split(".")
-    return [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()]
+def _parts(path: str) -> tuple[str, ...]:
+    return () if path == "." else tuple(path.split("."))
 
 
-def _at(anchor: str, level: int, otherwise: str) -> str:
-    levels = _levels(anchor)
-    if not levels:
-        return otherwise
-    return levels[min(level, len(levels) - 1)]
+def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The longest common beginning."""
+    found: tuple[str, ...] = ()
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        found = (*found, parts[0])
+    return found
+
+
+def _partition(names: Sequence[str]) -> list[int]:
+    """Which positions share a name, whatever the names are."""
+    return [names.index(name) for name in names]
 
 
 def _regular(names: Sequence[str], branches: Sequence[Located]) -> bool:
-    kinds: defaultdict[str, list[str]] = defaultdict(list)
+    members: defaultdict[str, list[str]] = defaultdict(list)
     for name, branch in zip(names, branches, strict=True):
-        kinds[name].append(branch.family)
-    sequences = list(kinds.values())
-    return len(sequences) > 1 and all(sequence == sequences[0] for sequence in sequences)
+        members[name].append(branch.family)
+    (sequence, count), *_ = Counter(tuple(s) for s in members.values()).most_common()
+    return count > 1 and count * len(sequence) >= _SHARE * len(branches)

@@ -86,7 +86,7 @@ def branch_records(
 ) -> list[Branch]:
     """The records of the branches of one stream."""
     located = [_located(flow, reading) for reading in readings]
-    blocks = block_names(located)
+    blocks = block_names(located, {call.path for call in flow.trace.calls})
     return [
         _record(flow, reading, place.path, block, norms, model)
         for reading, place, block in zip(readings, located, blocks, strict=True)

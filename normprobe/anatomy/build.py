@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from normprobe.anatomy.adds import find_writes
+from normprobe.anatomy.adds import Write, find_writes
 from normprobe.anatomy.attention import read_attention
 from normprobe.anatomy.attention_ops import AttentionOp, find_attention
 from normprobe.anatomy.candidates import Candidates
@@ -15,6 +15,7 @@ from normprobe.anatomy.chains import find_chains
 from normprobe.anatomy.flow import Flow, Group
 from normprobe.anatomy.flow import build as build_flow
 from normprobe.anatomy.inline import find_inline_norms
+from normprobe.anatomy.kinds import branch_kind
 from normprobe.anatomy.levels import Levels
 from normprobe.anatomy.norm_sites import find_module_norms, find_static_norms, find_unused_norms
 from normprobe.anatomy.ops import Role
@@ -82,12 +83,19 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
         return []
     head = flow.trace.outputs[0][1]
     behind = steps_behind(flow, head)
-    regions = [frozenset[int]().union(*(w.whole.region for w in chain)) for chain in chains]
+    crossing = [_crossing(flow, chain, attention) for chain in chains]
     streams = []
     for i, chain in enumerate(chains):
-        foreign = frozenset[int]().union(*regions[:i], *regions[i + 1 :])
+        foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
         streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign)))
     return streams
+
+
+def _crossing(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) -> frozenset[int]:
+    """The steps of a chain's cross-attention branches."""
+    parts = [(write, part) for write in chain for part in write.parts]
+    crossing = [p.region for w, p in parts if branch_kind(flow, p, attention, w.source) == "cross_attention"]
+    return frozenset[int]().union(*crossing)
 
 
 def _unique_names(streams: list[Stream]) -> tuple[Stream, ...]:

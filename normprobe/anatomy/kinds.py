@@ -23,7 +23,9 @@ _LOOP = 5  # positions read one by one that make a loop
 
 
 def family(kind: BranchKind) -> str:
-    """ "channels" for what acts on every token alone, else "tokens"."""
+    """What a branch mixes: channels (it acts on every token alone), tokens, or tokens across sequences ("cross")."""
+    if kind == "cross_attention":
+        return "cross"
     return "channels" if kind in CHANNEL_MIXERS else "tokens"
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import LIGHT, Role
-from normprobe.anatomy.walk import backward, constant_factor, first_readers
+from normprobe.anatomy.walk import backward, constant_factor, first_readers, reached
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}
@@ -17,7 +17,7 @@ _OPEN = LIGHT | {Role.POOL}
 @dataclass(frozen=True)
 class HeadWay:
     """The first returned tensor (the logits where there are any), the ids of the steps it was computed from, and the
-    ids of the steps inside branches of other streams."""
+    ids of the steps inside cross-attention branches of other streams."""
 
     value: int
     ancestors: frozenset[int]
@@ -31,18 +31,26 @@ class Readout:
     Attributes:
         direct: `norm` where it is the only reader on the way to the head, without weights in between.
         norm: the first norm that every way to the head passes, weights before it or not; empty if there is none.
-        raw_way: the first reader of a way to the head, or into a branch of another stream, that passes no norm.
+        raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm.
+        beside: norms through which another returned tensor reads the stream, where the stream is returned raw first.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
     """
 
     direct: tuple[Step, ...]
     norm: tuple[Step, ...]
     raw_way: str | None
+    beside: tuple[Step, ...]
     raw_readers: tuple[str, ...]
 
 
 def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
-    """How the stream that ends in `value` (the output of its last write) is read on the way to the head."""
+    """How the stream that ends in `value` (the output of its last write) is read on the way to the head.
+
+    Another stream's cross-attention is the end of the way only where no other way leads on (as from an encoder).
+    """
+    ends = HeadWay(head.value, head.ancestors - head.foreign, frozenset())
+    if _way(flow, value, ends, None) is not None:
+        head = HeadWay(head.value, head.ancestors, frozenset())
     start = flow.producer.get(value, -1)
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
     raw_way = _way(flow, value, head, None)
@@ -51,11 +59,19 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
         norm = tuple(n for n in norms if _way(flow, value, head, n) is None)[:1]
     readers = [s for s in first_readers(flow, value, None, _OPEN) if s.id in head.ancestors]
     direct = norm if readers and all(s in norm for s in readers) else ()
-    return Readout(direct, norm, raw_way, _elsewhere(flow, value, head.value, head.ancestors))
+    beside = () if norm or head.value not in _light_outputs(flow, value) else _beside(flow, value)
+    return Readout(direct, norm, raw_way, beside, _elsewhere(flow, value, head.value, head.ancestors))
+
+
+def _beside(flow: Flow, value: int) -> tuple[Step, ...]:
+    """Norms that read a value and lead to a returned tensor."""
+    every = frozenset(Role)
+    norms = [s for s in first_readers(flow, value, None, _OPEN) if s.role is Role.NORM]
+    return tuple(n for n in norms if flow.outputs.keys() & set(reached(flow, n.outputs[0], every)))
 
 
 def _way(flow: Flow, value: int, head: HeadWay, barrier: Step | None) -> str | None:
-    """The first reader on some way from `value` to the head, or into another stream's branch, that does not pass
+    """The first reader on some way from `value` to the head, or into another stream's cross-attention, that avoids
     `barrier`; None if there is no such way."""
     todo: list[tuple[int, str | None]] = [(value, None)]
     seen = {value}
@@ -128,13 +144,6 @@ def _shape(flow: Flow, parameter: str) -> tuple[int, ...]:
     return ()
 
 
-def _light_outputs(flow: Flow, value: int) -> list[int]:
+def _light_outputs(flow: Flow, value: int) -> set[int]:
     """`value` and everything made from it by light steps."""
-    found, todo = [value], [value]
-    while todo:
-        for step in flow.readers(todo.pop()):
-            if step.role in _OPEN:
-                fresh = [v for v in step.outputs if v not in found]
-                found += fresh
-                todo += fresh
-    return found
+    return reached(flow, value, _OPEN)

@@ -143,6 +143,9 @@ def _final_norm(
         return norm_path(out.direct, norms), False, "the last write is normed itself"
     if out.norm:
         return norm_path(out.norm, norms), True, "found"
+    if out.beside:
+        beside = norm_path(out.beside, norms)
+        return None, None, f"returned raw as features; another returned tensor reads it through {beside}"
     if out.raw_way is None:
         return None, None, "the stream does not lead to the first output"
     if last.placement == "postact":

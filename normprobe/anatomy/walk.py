@@ -94,6 +94,18 @@ def first_readers(flow: Flow, value: int, within: frozenset[int] | None, through
     return [hits[i] for i in sorted(hits)]
 
 
+def reached(flow: Flow, value: int, through: frozenset[Role]) -> set[int]:
+    """`value` and everything made from it by steps whose roles are in `through`."""
+    found, todo = {value}, [value]
+    while todo:
+        for step in flow.readers(todo.pop()):
+            if step.role in through:
+                fresh = [v for v in step.outputs if v not in found]
+                found.update(fresh)
+                todo += fresh
+    return found
+
+
 def last_makers(flow: Flow, value: int, within: frozenset[int], through: frozenset[Role]) -> list[Step]:
     """The last steps before `value` on every way back inside `within` whose role is not in `through`."""
     hits: dict[int, Step] = {}

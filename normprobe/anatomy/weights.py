@@ -78,7 +78,7 @@ def _learned(step: Step, model: nn.Module) -> BranchScale:
     parameter = model.get_parameter(name)
     if parameter.numel() > 1:
         return BranchScale(kind="channel", parameter=name)
-    value = None if parameter.device.type == "meta" else float(parameter)
+    value = None if parameter.device.type == "meta" else parameter.detach().item()
     return BranchScale(kind="scalar", value=value, parameter=name)
 
 

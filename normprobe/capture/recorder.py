@@ -42,7 +42,8 @@ def record(model: nn.Module, inputs: Inputs) -> Trace:
     The model is left bit for bit as it was, also when its forward raises (that error passes through).
     """
     recorder = _Recorder(model)
-    with untouched(model), torch.no_grad(), wrapped_forwards(model, recorder.around):
+    plain = torch.inference_mode(False)  # inference mode shows other operations for the same layer
+    with plain, untouched(model), torch.no_grad(), wrapped_forwards(model, recorder.around):
         with recorder.functions, recorder.dispatch:
             output = invoke(model, inputs)
         recorder.finish(output)

@@ -44,6 +44,7 @@ class MissingFinalNorm(Check):
     """
 
     code, name, severity, since = "NP201", "missing-final-norm", Severity.ERROR, "0.1.0"
+    fix = "AddFinalNorm"
 
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for every stream that needs a final norm and has none."""

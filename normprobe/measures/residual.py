@@ -37,7 +37,7 @@ class WriteHandler(Handler):
     """
 
     def __init__(self, stream: Stream, branch: Branch) -> None:
-        self.width, self.axis = stream.width, stream.feature_axis
+        self.axis = stream.feature_axis
         self.trunk, self.op = branch.trunk, branch.add.op
         self.entry = self.ratio = math.nan
         self.state: WrittenState | None = None
@@ -88,11 +88,9 @@ class WriteHandler(Handler):
         return token_rms(as_tokens(self._checked(x), self.axis))
 
     def _checked(self, x: Tensor) -> Tensor:
-        found = x.shape[self.axis] if x.dim() > max(self.axis, 0) else None
-        if found != self.width or not x.is_floating_point():
+        if x.dim() <= max(self.axis, 0) or not x.is_floating_point():
             raise ValueError(
-                f"expected {self.width} floating point features on axis {self.axis}, "
-                f"found {x.dtype} of shape {tuple(x.shape)}"
+                f"expected floating point features on axis {self.axis}, found {x.dtype} of shape {tuple(x.shape)}"
             )
         return x
 
@@ -136,7 +134,7 @@ def read_stream(
     medians = [math.nan if h.state is None else h.state.rms.median for h in handlers.values()]
     measure = StreamMeasure(
         stream=stream.name,
-        basis=Basis(unit="1", dtype=seen[0][2].dtype, count=math.prod(shape) // stream.width),
+        basis=Basis(unit="1", dtype=seen[0][2].dtype, count=math.prod(shape) // shape[axis]),
         entry_rms=next(iter(handlers.values())).entry,
         states=tuple(_placed(stream, *one, lengths) for one in seen),
         growth=stats.growth(medians),

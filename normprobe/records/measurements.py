@@ -90,7 +90,8 @@ class HeadLogits(Record):
 
     Attributes:
         sampled_max: largest logit over the sampled query rows.
-        bound: max|q|·max|k|·|scale| over all rows and keys, an upper bound on every |logit|.
+        bound: an upper bound on every |logit| over all rows and keys: max|q|·max|k|·|scale| plus the largest
+            |mask bias| where q and k were seen; the largest |logit| itself where the logits were.
         std: standard deviation of the unmasked logits in the sampled rows.
         entropy: mean row entropy over ln(number of unmasked keys), in [0, 1]; rows with one key are left out.
         saturated: share of sampled rows whose largest probability exceeds 0.99 (rows with one key left out).

@@ -13,7 +13,7 @@ from torch import nn
 import normprobe
 from normprobe.checks.missing_final_norm import MissingFinalNorm
 from normprobe.errors import RewriteError, SettingError
-from normprobe.mend import mend, plan, rewrite
+from normprobe.mending import mend, plan, rewrite
 from normprobe.records import Anatomy
 from normprobe.rewrites import AddFinalNorm, Effect, Site, UpcastNorms
 from normprobe.rewrites.base import module_at
@@ -66,7 +66,7 @@ class Harmful(UpcastNorms):
 
 
 def test_what_raises_another_finding_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normprobe.mend.find", lambda name: Harmful)
+    monkeypatch.setattr("normprobe.mending.find", lambda name: Harmful)
     model, inputs = narrow_decoder()
     before = snapshot(model)
     done = mend(model, inputs, allow="breaking")
@@ -89,7 +89,7 @@ class Idle(UpcastNorms):
 
 
 def test_what_mends_nothing_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normprobe.mend.find", lambda name: Idle)
+    monkeypatch.setattr("normprobe.mending.find", lambda name: Idle)
     model, inputs = narrow_decoder()
     before = snapshot(model)
     done = mend(model, inputs)
