@@ -66,7 +66,7 @@ def probe(
     tell = progress or (lambda stage, done, total: None)
     values, description = _inputs(model, inputs, tokenizer, seed)
     values = _on_device(model, values)
-    with _precision(model, autocast):
+    with torch.inference_mode(False), _precision(model, autocast):
         tell("record", 0, 0)
         with _rejections(model):
             trace = record(model, values)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import normprobe.probing  # noqa: F401  its first import draws a random number (in rich), a test of its own
+
 HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",

@@ -25,7 +25,7 @@ from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.statics import Statics
 from normprobe.anatomy.streams import ReadStream, read_stream
 from normprobe.capture.trace import Trace
-from normprobe.records import Anatomy, NormSite, Skipped, Stream
+from normprobe.records import Anatomy, AttentionSite, NormSite, Skipped, Stream
 
 Progress = Callable[[str, int, int], None]
 
@@ -56,7 +56,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     anatomy = Anatomy(
         norms=with_roles([*norms, *aside], streams, sites, flow),
         streams=_unique_names([s.record for s in streams]),
-        attention=tuple(site.record for site in sites),
+        attention=tuple(_crossed(site.record, op, streams) for site, op in zip(sites, attention, strict=True)),
         reparametrizations=(
             *find_reparametrizations(model, flow),
             *find_unused_reparametrizations(model, trace),
@@ -65,6 +65,14 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     return Reading(anatomy, (*assumed, *found.skipped))
+
+
+def _crossed(record: AttentionSite, op: AttentionOp, streams: Sequence[ReadStream]) -> AttentionSite:
+    """The site, marked where it is the attention of a cross-attention branch."""
+    for reading in (r for stream in streams for r in stream.readings):
+        if reading.kind == "cross_attention" and op.step.id in reading.part.region:
+            return record.model_copy(update={"cross": True})
+    return record
 
 
 def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:

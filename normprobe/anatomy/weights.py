@@ -22,7 +22,7 @@ def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
     while todo:
         for step in first_readers(flow, todo.pop(), part.region, _UNWEIGHTED):
             if step.parameters:
-                found += step.parameters
+                found += (*step.parameters, *_biases(flow, step, part))
                 continue
             fresh = [v for v in step.outputs if v not in seen]
             seen.update(fresh)
@@ -33,7 +33,7 @@ def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
 def writers(flow: Flow, part: Part, model: nn.Module) -> tuple[str, ...]:
     """Parameters of the last weighty steps on every way out of the branch: those that scale what is written. Of a
     weight-normed weight that is the magnitude, not the direction."""
-    found: list[str] = []
+    found = _biases_behind(flow, part)
     todo, seen = [part.end], {part.end}
     while todo:
         for step in last_makers(flow, todo.pop(), part.region, _UNWEIGHTED):
@@ -45,6 +45,28 @@ def writers(flow: Flow, part: Part, model: nn.Module) -> tuple[str, ...]:
             seen.update(fresh)
             todo += fresh
     return tuple(dict.fromkeys(found))
+
+
+def _biases(flow: Flow, step: Step, part: Part) -> list[str]:
+    """Parameters that are added to the outputs of a weighty step, over views alone."""
+    found: list[str] = []
+    todo = list(step.outputs)
+    while todo:
+        for reader in flow.readers(todo.pop()):
+            if reader.id in part.region and reader.role in (Role.MOVE, Role.SHIFT):
+                found += reader.parameters
+                todo += reader.outputs
+    return found
+
+
+def _biases_behind(flow: Flow, part: Part) -> list[str]:
+    """Parameters that are added between the last weights and the branch's end."""
+    found: list[str] = []
+    for link in light_chain(flow, part.end):
+        step = flow.made_by(link.value)
+        if step is not None and step.id in part.region and step.role is Role.SHIFT:
+            found += step.parameters
+    return found
 
 
 def parameters(flow: Flow, part: Part) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """While open the model is in eval mode and torch's fused encoder path is off; afterwards all is as it was.
 
     Restored bit for bit, also when the body raises: buffers, train flags, attributes of every module (caches,
-    counters, plain tensors), hooks, random states of Python, numpy (when loaded) and torch on every device.
+    counters, plain tensors), hooks, which parameters require gradients and their `.grad`, random states of Python,
+    numpy (when loaded) and torch on every device. The values of parameters are not copied: a forward in eval mode
+    that writes into its own parameters is not undone.
     """
     states = [_ModuleState(module) for module in model.modules()]
     rng, grad = _rng_states(model), torch.is_grad_enabled()
@@ -43,6 +45,7 @@ class _ModuleState:
         self.inner = {k: (v, v.copy()) for k, v in self.own.items() if isinstance(v, (dict, list, set))}
         tensors = [*self.own.values(), *module._buffers.values()]
         self.tensors = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
+        self.flags = [(p, p.requires_grad, p.grad) for p in module._parameters.values() if p is not None]
 
     def restore(self) -> None:
         """Put back what changed; identity of every container and tensor is kept."""
@@ -54,8 +57,13 @@ class _ModuleState:
             _refill(container, contents)
         with torch.no_grad():
             for tensor, copy in self.tensors:
-                if tensor.device.type != "meta" and not _same_bits(tensor, copy):
+                if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
+                    tensor.data = copy
+                elif tensor.device.type != "meta" and not _same_bits(tensor, copy):
                     tensor.copy_(copy)
+        for parameter, requires_grad, grad in self.flags:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad
 
 
 def _refill(container: Any, copy: Any) -> None:
@@ -68,13 +76,10 @@ def _refill(container: Any, copy: Any) -> None:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equality of contents in which NaN equals NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    """Whether two tensors of one shape and dtype hold the same bits: NaN equals NaN, 0 is not −0."""
+    if a.layout is not torch.strided:
         return False
-    equal = a == b
-    if a.is_floating_point() or a.is_complex():
-        equal |= a.isnan() & b.isnan()
-    return bool(equal.all())
+    return torch.equal(a.detach().contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
 
 
 def _rng_states(model: nn.Module) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def _no_trace(devices: Iterable[torch.device]) -> Iterator[None]:
     cuda = [device for device in set(devices) if device.type == "cuda"]
     state = random.getstate()
     with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # which shows other operations for the same module
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(warnings.catch_warnings())

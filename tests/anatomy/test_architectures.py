@@ -97,12 +97,7 @@ def assert_stream(stream: Stream, facts: StreamFacts) -> None:
     assert (stream.feature_axis, stream.raw_readers) == (-1, ())
 
 
-IN_PROJECTION = pytest.mark.xfail(reason="the bias of torch's packed projection, added on its own, is no reader")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=IN_PROJECTION) if n.startswith("encoder") else n for n in FACTS]
-)
+@every_architecture
 def test_branches(name: str) -> None:
     for stream, facts in zip(named(name).streams, FACTS[name].streams, strict=True):
         expected = [branch_facts(f"{stream.name}.{i}", b) for i in range(LAYERS) for b in facts.branches]
@@ -137,7 +132,6 @@ def test_head(name: str) -> None:
     assert head.logit_multiplier == pytest.approx(1.0 if facts.softcap is None else 1 / facts.softcap)
 
 
-@pytest.mark.xfail(reason="not read yet")
 def test_cross_attention_is_told_from_attention() -> None:
     cross = {site.path for site in named("t5").attention if site.cross}
     assert cross == {f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(LAYERS)}

@@ -90,7 +90,6 @@ def test_grad_modes(name: str, context: Callable[[], Any]) -> None:
     assert [n.eps for n in found.norms] == [n.eps for n in named(name).norms]
 
 
-@pytest.mark.xfail(reason="inference mode shows the recorder other operations")
 @EVERY
 def test_inference_mode(name: str) -> None:
     model, inputs = MODELS[name]()

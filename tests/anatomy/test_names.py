@@ -186,7 +186,6 @@ def blocks_of(words: tuple[str, ...]) -> list[str]:
     return [b.block for b in stream.branches]
 
 
-@pytest.mark.xfail(reason="only modules whose last name is a number count as blocks")
 def test_blocks_under_words_are_blocks_as_those_in_a_list() -> None:
     words, numbers = blocks_of(("one", "two", "three")), blocks_of(("0", "1", "2"))
     assert [b.replace("one", "0").replace("two", "1").replace("three", "2") for b in words] == numbers
