@@ -157,7 +157,7 @@ def _precision(model: nn.Module, autocast: str | torch.dtype | None) -> Abstract
 
 @contextmanager
 def _rejections(model: nn.Module) -> Iterator[None]:
-    """Say which model rejected its inputs, and keep its own error as the cause."""
+    """Say which model failed on its inputs, and keep its own error as the cause."""
     try:
         yield
     except NormprobeError:

@@ -148,7 +148,6 @@ assert random.getstate() == before[0], "python"
 """
 
 
-@pytest.mark.xfail(reason="rich draws a random number when the first probe of a process imports it")
 def test_first_probe_of_a_process_leaves_random_numbers_alone(root: Path) -> None:
     """What is imported only then may draw some."""
     done = subprocess.run([sys.executable, "-c", FRESH], cwd=root, capture_output=True, text=True, check=False)

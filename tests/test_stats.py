@@ -134,9 +134,7 @@ def test_growth_of_a_constant_stream_is_zero_and_fits() -> None:
     assert (fit.exponent, fit.r_squared) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "values", [[], [1.0] * 3, [1.0, 2.0, NAN, 4.0], [1.0, 2.0, 3.0, INF], [1, 1, 1, 0.0]]
-)
+@pytest.mark.parametrize("values", [[], [1.0] * 3, [1.0, 2.0, NAN, 4.0], [1.0, 2.0, 3.0, INF], [1, 1, 1, 0.0]])
 def test_growth_is_nan_where_there_is_nothing_to_fit(values: list[float]) -> None:
     fit = stats.growth(values)
     assert all(math.isnan(number) for number in (fit.exponent, *fit.interval, fit.r_squared))
@@ -165,9 +163,7 @@ def test_student_t_rejects_what_has_no_answer(coverage: float, freedom: int) -> 
         stats.student_t(coverage, freedom)
 
 
-def reference(
-    q: Tensor, k: Tensor, scale: float, bias: Tensor | None, softcap: float | None
-) -> list[list[float]]:
+def reference(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> list[list[float]]:
     """Every statistic a row at a time in float64, heads expanded; `bias` is additive, -inf masks."""
     rows = []
     for head in range(q.shape[1]):
@@ -238,9 +234,7 @@ def test_a_scale_for_each_head_is_applied_to_its_head() -> None:
 def test_rows_without_keys_are_left_out_and_nothing_left_is_nan() -> None:
     q, k, _ = case()
     keep = torch.zeros(5, 12, dtype=torch.bool)
-    assert all(
-        math.isnan(value) for values in stats.sampled_logit_stats(q, k, 1.0, mask=keep) for value in values
-    )
+    assert all(math.isnan(value) for values in stats.sampled_logit_stats(q, k, 1.0, mask=keep) for value in values)
     keep[0, 0] = True  # one row with one key
     one = stats.sampled_logit_stats(q, k, 1.0, mask=keep)
     assert one.first_token == (1.0,) * 6

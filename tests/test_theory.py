@@ -71,9 +71,7 @@ def test_deepnorm_constants_of_the_published_table() -> None:
 def test_pre_norm_gradients_shrink_with_depth_and_post_norm_gradients_do_not() -> None:
     assert theory.post_norm_gradient_bound(6, 512) == pytest.approx(512 * math.sqrt(math.log(512)))
     assert theory.post_norm_gradient_bound(96, 512) == theory.post_norm_gradient_bound(6, 512)
-    assert theory.pre_norm_gradient_bound(96, 512) == pytest.approx(
-        theory.pre_norm_gradient_bound(6, 512) / 4
-    )
+    assert theory.pre_norm_gradient_bound(96, 512) == pytest.approx(theory.pre_norm_gradient_bound(6, 512) / 4)
     assert theory.pre_norm_gradient_bound(1, 64) == theory.post_norm_gradient_bound(1, 64)
 
 

@@ -116,7 +116,7 @@ class _Recorder:
             output = dict(output)
         for path, leaf in pytree.tree_flatten_with_path(output)[0]:
             if isinstance(leaf, Tensor):
-                self.trace.outputs.append((pytree.keystr(path).strip("[]'.") or "output", self.read(leaf)))
+                self.trace.outputs.append((_dotted(path) or "output", self.read(leaf)))
 
     def assume(self, function: Any, args: Any) -> Any:
         """Answer a read of a value that the meta device does not hold, and note what was assumed."""
@@ -191,7 +191,7 @@ class _Recorder:
     def _name_inputs(self, args: Any, kwargs: Any) -> None:
         for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
             if isinstance(leaf, Tensor) and self.table.get(leaf) is None and id(leaf) not in self.sources:
-                self._emit("input", (), [leaf], name=pytree.keystr(path[1:]).strip("[]'"))
+                self._emit("input", (), [leaf], name=_dotted(path[1:]))
 
     def _ordinal(self, call: int, op: str) -> int:
         self.ordinals[call, op] += 1
@@ -225,6 +225,11 @@ class _Functions(TorchFunctionMode):
         if names is None:
             return func(*args, **(kwargs or {}))
         return self.recorder.composite(func, names, args, kwargs or {})
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    """The place of a leaf in nested containers, as in `hidden_states.0`."""
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

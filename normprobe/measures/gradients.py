@@ -47,6 +47,8 @@ def measure_gradients(
     """
     if any(p.device.type == "meta" for p in model.parameters()):
         return None, (Skipped(what="gradients", why="tensors on the meta device hold no numbers"),)
+    if not any(p.is_floating_point() for p in model.parameters()):
+        return None, (Skipped(what="gradients", why="the model has no floating point parameters"),)
     sites = {branch.add: _Edge() for stream in anatomy.streams for branch in stream.branches}
     with untouched(model), _stand_ins(model) as leaves:
         watched = watch(model, inputs, sites, grad=True)

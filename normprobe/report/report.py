@@ -34,7 +34,7 @@ FailOn = Literal["error", "warning", "note", "never"]
 class Report:
     """Everything that one probe found: what the model is built of, what its signal does, and what is wrong.
 
-    Printing it gives a short summary, a notebook shows it with charts, and `normprobe.report.render` prints
+    Printing it gives a short summary, a notebook shows it with charts, and `normprobe.report.render.render` prints
     it in full.
 
     Args:

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings

@@ -122,9 +122,7 @@ def logits(
 ) -> AttentionMeasure:
     """One measured site with a head for each number."""
     heads = tuple(
-        HeadLogits(
-            head=index, sampled_max=value, bound=bound, std=1.0, entropy=0.7, saturated=0.0, first_token=0.1
-        )
+        HeadLogits(head=index, sampled_max=value, bound=bound, std=1.0, entropy=0.7, saturated=0.0, first_token=0.1)
         for index, value in enumerate(largest)
     )
     return AttentionMeasure(
@@ -152,9 +150,7 @@ def gradients(norm_: float = 1.0, value: float = 2.0) -> GradientMeasure:
         for index in range(2)
     )
     basis = Basis(unit="1", dtype="float32", count=16)
-    return GradientMeasure(
-        loss="cross entropy", value=value, basis=basis, branches=rows, last_to_first=1.0, slope=0.0
-    )
+    return GradientMeasure(loss="cross entropy", value=value, basis=basis, branches=rows, last_to_first=1.0, slope=0.0)
 
 
 def document(

@@ -64,9 +64,7 @@ def test_a_limit_that_cannot_fail_or_explain_itself_is_refused(value: float, sou
 
 
 def test_a_finding_without_a_source_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="NP999: a finding needs a source or one of the limits, found 'mots'"
-    ):
+    with pytest.raises(ValueError, match="NP999: a finding needs a source or one of the limits, found 'mots'"):
         Loud().finding("a", "b", against="mots")
 
 

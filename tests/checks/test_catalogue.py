@@ -30,10 +30,7 @@ def test_findings_come_by_severity_code_and_place() -> None:
 
 
 def test_equal_findings_are_gathered_and_others_are_not() -> None:
-    norms = [
-        b.norm(f"blocks.{i}.norm", eps_placement="outside_sqrt", eps=e)
-        for i, e in enumerate([1e-5, 1e-6, 1e-5])
-    ]
+    norms = [b.norm(f"blocks.{i}.norm", eps_placement="outside_sqrt", eps=e) for i, e in enumerate([1e-5, 1e-6, 1e-5])]
     found, _ = run(b.document(norms=tuple(norms)))
     assert [(f.where, f.places, f.value) for f in found] == [
         ("blocks.0.norm", ("blocks.0.norm", "blocks.2.norm"), 1e-5),
@@ -54,9 +51,7 @@ def test_what_was_skipped_is_said_once() -> None:
     assert len({row.what for row in skipped}) == len(skipped) == len(ALL)
 
 
-@pytest.mark.parametrize(
-    "asked", ["NP201", "np201", "201", 201, " missing-final-norm ", "Missing_Final_Norm"]
-)
+@pytest.mark.parametrize("asked", ["NP201", "np201", "201", 201, " missing-final-norm ", "Missing_Final_Norm"])
 def test_a_check_is_found_by_code_and_name(asked: str | int) -> None:
     assert find(asked).code == "NP201"
 

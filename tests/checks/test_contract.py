@@ -125,16 +125,12 @@ def test_nothing_known_is_skipped_and_never_silence(check: Check, level: str) ->
     empty = ReportData(level=level, target=Target(), anatomy=Anatomy(), measurements=Measurements())
     outcomes = list(check.run(empty))
     assert outcomes
-    assert all(
-        isinstance(item, Skipped) and item.what.startswith(check.code) and item.why for item in outcomes
-    )
+    assert all(isinstance(item, Skipped) and item.what.startswith(check.code) and item.why for item in outcomes)
 
 
 @pytest.mark.parametrize("check", ALL, ids=each)
 def test_unknown_facts_are_skipped_or_pass_on_purpose(check: Check) -> None:
-    unknown = b.norm(
-        kind="unknown", eps=None, eps_placement="unknown", reduction="unknown", class_name="LayerNorm"
-    )
+    unknown = b.norm(kind="unknown", eps=None, eps_placement="unknown", reduction="unknown", class_name="LayerNorm")
     data = b.document(
         norms=(unknown,),
         streams=(b.stream(final_norm=None, needs_final_norm=None, final_norm_reason="features are pooled"),),

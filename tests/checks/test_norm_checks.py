@@ -228,9 +228,7 @@ def idle(path: str) -> Any:
 )
 def test_np208_finds_a_norm_that_its_running_module_forgot(path: str) -> None:
     write = b.branch("blocks.1", parameters=("blocks.1.mlp.fc.weight",))
-    data = b.document(
-        norms=(b.norm(), idle(path)), streams=(b.stream(branches=(b.branch("blocks.0"), write)),)
-    )
+    data = b.document(norms=(b.norm(), idle(path)), streams=(b.stream(branches=(b.branch("blocks.0"), write)),))
     found, skipped = judge("NP208", data)
     assert [f.where for f in found] == [path]
     assert skipped == ()

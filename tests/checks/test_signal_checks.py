@@ -99,9 +99,7 @@ def test_np303_passes_up_to_its_limit_and_survives_a_broken_index() -> None:
         ("float32", 95991.0, "warning", "in float32: do not run it in float16"),
     ],
 )
-def test_np304_is_as_severe_as_its_consequence_today(
-    dtype: str, abs_max: float, severity: str, words: str
-) -> None:
+def test_np304_is_as_severe_as_its_consequence_today(dtype: str, abs_max: float, severity: str, words: str) -> None:
     data = b.document(residual=(b.residual(b.state(0), b.state(1, abs_max), dtype=dtype),))
     (found,), _ = judge("NP304", data)
     assert (found.where, found.severity.value, found.value) == ("blocks.1", severity, abs_max)
@@ -122,9 +120,7 @@ def test_np304_names_the_first_add_that_is_lost_and_lists_every_other() -> None:
 
 
 def test_np304_believes_the_finite_flag_over_the_number() -> None:
-    (found,), _ = judge(
-        "NP304", b.document(residual=(b.residual(b.state(0, 3.0, finite=False), dtype="half"),))
-    )
+    (found,), _ = judge("NP304", b.document(residual=(b.residual(b.state(0, 3.0, finite=False), dtype="half"),)))
     assert found.severity.value == "error"
     assert "the stream is not finite after this write" in found.message
 

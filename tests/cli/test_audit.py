@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from normprobe.cli.app import app
 from normprobe.errors import TargetError
 from normprobe.records import Finding, ReportData, Severity, Target
-from normprobe.report import Report
+from normprobe.report.report import Report
 
 Run = Callable[..., Any]
 FINDING = {"code": "NP999", "name": "test", "where": "m", "message": "m", "source": "choice"}

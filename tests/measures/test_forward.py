@@ -32,14 +32,33 @@ def test_a_site_that_the_model_no_longer_runs_is_a_skip_and_the_rest_is_measured
     assert len(found.attention) == 2
 
 
-def test_a_state_of_another_width_is_a_skip_that_says_so() -> None:
-    case = llama()
-    anatomy = anatomy_of(case.model, case.inputs)
-    stream = anatomy.streams[0].model_copy(update={"width": 31})
-    found, skipped = measure_forward(case.model, case.inputs, anatomy.model_copy(update={"streams": (stream,)}))
-    assert found.residual == ()
-    assert len(skipped) == 6
-    assert "expected 31 floating point features on axis -1, found torch.float32" in skipped[0].why
+class Stage(nn.Module):
+    """A residual block whose shortcut is a projection to twice the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shortcut = nn.Linear(width, 2 * width)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def test_every_state_of_a_stream_that_changes_its_width_is_measured() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Stage(4), Stage(8)), torch.randn(2, 5, 4)
+    outputs: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda _m, _i, y: outputs.append(y)) for block in model]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    found, skipped = measure_forward(model, x, anatomy_of(model, x))
+    assert skipped == ()
+    (stream,) = found.residual
+    assert len(outputs) == 2
+    assert [state.rms_max for state in stream.states] == pytest.approx(
+        [y.double().square().mean(-1).sqrt().max().item() for y in outputs], rel=1e-5
+    )
 
 
 def test_the_same_seed_gives_the_same_numbers_and_the_model_is_left_alone() -> None:

@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from normprobe.report import Format, Report, document, render, svg
+from normprobe.report import svg
 from normprobe.report.markdown import code, escape
+from normprobe.report.render import Format, document, render
+from normprobe.report.report import Report
 from tests.report import examples
 
 VOID = {"meta", "br"}

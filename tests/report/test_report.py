@@ -9,7 +9,7 @@ import pytest
 
 from normprobe.errors import NormprobeError
 from normprobe.records import Finding, ReportData, Severity
-from normprobe.report import Report
+from normprobe.report.report import Report
 from tests.report import examples
 
 
