@@ -42,7 +42,7 @@ class _ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.own = dict(module.__dict__)
-        self.inner = {k: (v, v.copy()) for k, v in self.own.items() if isinstance(v, (dict, list, set))}
+        self.inner = [(c, c.copy()) for value in self.own.values() for c in _containers(value)]
         tensors = [*self.own.values(), *module._buffers.values()]
         self.tensors = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
         self.flags = [(p, p.requires_grad, p.grad) for p in module._parameters.values() if p is not None]
@@ -53,7 +53,7 @@ class _ModuleState:
         if own.keys() != self.own.keys() or any(own[k] is not v for k, v in self.own.items()):
             own.clear()
             own.update(self.own)
-        for container, contents in self.inner.values():
+        for container, contents in self.inner:
             _refill(container, contents)
         with torch.no_grad():
             for tensor, copy in self.tensors:
@@ -64,6 +64,15 @@ class _ModuleState:
         for parameter, requires_grad, grad in self.flags:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
+
+
+def _containers(value: Any, depth: int = 4) -> Iterator[Any]:
+    """`value` if it is a dictionary, list or set, and those inside it, to a depth that ends every cycle."""
+    if not isinstance(value, (dict, list, set)) or not depth:
+        return
+    yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        yield from _containers(inner, depth - 1)
 
 
 def _refill(container: Any, copy: Any) -> None:

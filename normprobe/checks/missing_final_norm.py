@@ -61,7 +61,7 @@ class MissingFinalNorm(Check):
 
     def _found(self, stream: Stream, data: ReportData) -> Finding:
         measure = next((m for m in data.measurements.residual if m.stream == stream.name and m.states), None)
-        text = f"the head reads the {stream.placement} stream without a norm, after {stream.depth} writes"
+        text = f"the head reads the raw stream, without a norm, after {stream.depth} writes"
         if measure is not None:
             last, entry = measure.states[-1], measure.entry_rms
             text += (

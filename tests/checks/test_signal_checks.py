@@ -25,7 +25,7 @@ def test_np201_finds_a_stream_that_needs_a_norm_and_states_what_the_head_reads(p
     (found,), _ = judge("NP201", b.document(streams=(missing,), residual=(measured,)))
     assert (found.where, found.value, found.severity.value) == ("blocks", 7.4, "error")
     assert found.message == (
-        f"the head reads the {placement} stream without a norm, after 2 writes: "
+        "the head reads the raw stream, without a norm, after 2 writes: "
         "its RMS is 7.4 (median token) to 8.88 (largest), against 0.5 at the entry"
     )
 
