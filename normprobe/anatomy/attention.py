@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from normprobe.anatomy.attention_ops import AttentionOp
-from normprobe.anatomy.attention_sides import Side, head_rows, trace_side
+from normprobe.anatomy.attention_sides import Side, trace_side
 from normprobe.anatomy.flow import Flow, Step
+from normprobe.anatomy.head_rows import head_rows
 from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: coverage of transformers' architectures, and the cost of reading structure."""

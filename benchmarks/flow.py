@@ -1,0 +1,206 @@
+"""Readers and writers held against the model itself, and the proof that a model has no residual stream.
+
+A branch's writers are all that carries it into the stream: with them at zero, noise on its readers must not move
+the output by a bit; with them in place it must. What reaches what is followed by storage in `Taint`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normprobe.records import Anatomy, Branch
+
+PICKS = 3  # branches of each stream that are tried
+ROUNDING = 1e-12  # relative; zero in all but name, as a zeroed branch adds exact zeros
+ADDS = ("aten::add", "aten::sub", "aten::rsub", "aten::lerp", "aten::addcmul", "aten::addcdiv")
+
+
+@dataclass
+class Held:
+    """The outcome of the check: what does not hold (None: all does), and how many branches reach no output."""
+
+    fault: str | None = None
+    tried: int = 0
+    unreachable: list[str] = field(default_factory=list)
+
+
+class Taint(TorchDispatchMode):
+    """Follows what is computed from the tensors `sources`, and notes the sums of two such tensors of one shape."""
+
+    def __init__(self, sources: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._alive: list[Tensor] = list(sources)  # a freed storage's address would be given to another
+        self._hot = {self._key(t) for t in self._alive}
+        self.sums: list[str] = []
+        self.used = False
+
+    @staticmethod
+    def _key(tensor: Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor was computed from a source."""
+        return self._key(tensor) in self._hot
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        hot = [t for t in given if self.holds(t)]
+        if hot:
+            self.used = True
+            self._note_sum(func, given, hot)
+            made = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+            mutated = [t for t in given[:1] if func._schema.is_mutable]
+            for tensor in (*made, *mutated):
+                self._alive.append(tensor)
+                self._hot.add(self._key(tensor))
+        return out
+
+    def _note_sum(self, func: Any, given: list[Tensor], hot: list[Tensor]) -> None:
+        name = func._schema.name.removesuffix("_")
+        floating = [t for t in hot if t.is_floating_point()]
+        if name in ADDS and len(floating) >= 2 and floating[0].shape == floating[1].shape:
+            self.sums.append(f"{func._schema.name} of two {tuple(floating[0].shape)}")
+
+
+def sums_of_activations(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[str]:
+    """The sums of two tensors of one shape that both depend on the inputs; a model without any has no residual add."""
+    taint = Taint(inputs.values())
+    run(model, inputs, taint)
+    return taint.sums
+
+
+def first_output(output: Any) -> Tensor:
+    """The logits of an output, else its first floating-point tensor.
+
+    Raises:
+        TypeError: there is no such tensor.
+    """
+    logits = getattr(output, "logits", None)
+    leaves = [logits] if isinstance(logits, Tensor) else pytree.tree_leaves(_plain(output))
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return leaf
+    raise TypeError(f"no floating-point tensor in an output of type {type(output).__name__}")
+
+
+def _plain(output: Any) -> Any:
+    return list(output.values()) if isinstance(output, Mapping) else output
+
+
+def run(model: nn.Module, inputs: Mapping[str, Tensor], mode: Taint | None = None) -> Tensor:
+    """The model's first output in float64, with the seed reset, so that random steps repeat."""
+    torch.manual_seed(1)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            if mode is None:
+                return first_output(model(**inputs)).double()
+            with mode:
+                output = first_output(model(**inputs))
+            mode.used = mode.used and mode.holds(output)
+            return output.double()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def holds(model: nn.Module, inputs: Mapping[str, Tensor], anatomy: Anatomy, picks: int = PICKS) -> Held:
+    """Try up to `picks` seeded branches of each stream; the model's parameters are put back."""
+    held = Held()
+    branches = [branch for stream in anatomy.streams for branch in stream.branches]
+    if not branches:
+        return Held(fault="a stream without branches")
+    for stream in anatomy.streams:
+        for branch in random.Random(0).sample(stream.branches, min(picks, len(stream.branches))):
+            held.tried += 1
+            held.fault = _fault(model, inputs, branch, branches, held)
+            if held.fault is not None:
+                return held
+    return held
+
+
+def _fault(
+    model: nn.Module, inputs: Mapping[str, Tensor], branch: Branch, branches: list[Branch], held: Held
+) -> str | None:
+    params = dict(model.named_parameters(remove_duplicate=False))
+    place = f"{branch.block} ({branch.kind}, add in {branch.path})"
+    for side, names in (("readers", branch.readers), ("writers", branch.writers)):
+        if not names:
+            return f"{place}: no {side}"
+        for name in names:
+            if name not in params:
+                return f"{place}: no parameter {name} among the {side}"
+    family = [other for other in branches if set(other.readers) & set(branch.readers)]
+    writers = {id(params[name]): params[name] for other in family for name in other.writers}
+    readers = [params[name] for name in dict.fromkeys(branch.readers) if id(params[name]) not in writers]
+    moved, still, shift = _effects(model, inputs, readers, list(writers.values()))
+    if not still <= ROUNDING:
+        return f"{place}: with its writers zeroed its readers still move the output, by {still:.1e}"
+    if moved > ROUNDING:
+        return None
+    if shift == moved == 0.0 and not _reaches(model, inputs, list(writers.values())):
+        held.unreachable.append(place)
+        return None
+    return f"{place}: its readers move the output by {moved:.1e} only; zeroing its writers moves it by {shift:.1e}"
+
+
+def _effects(
+    model: nn.Module, inputs: Mapping[str, Tensor], readers: list[Tensor], writers: list[Tensor]
+) -> tuple[float, float, float]:
+    """Relative moves of the output: noise on readers, the same with writers zeroed, zeroing the writers alone."""
+    base = run(model, inputs)
+    moved = _with(model, inputs, readers, _noise, base)
+    kept = [w.detach().clone() for w in writers]
+    with torch.no_grad():
+        for writer in writers:
+            writer.zero_()
+        try:
+            zeroed = run(model, inputs)
+            still = _with(model, inputs, readers, _noise, zeroed)
+        finally:
+            for writer, value in zip(writers, kept, strict=True):
+                writer.copy_(value)
+    return moved, still, _distance(zeroed, base)
+
+
+def _with(
+    model: nn.Module, inputs: Mapping[str, Tensor], params: list[Tensor], change: Callable[[Tensor], None], base: Tensor
+) -> float:
+    kept = [p.detach().clone() for p in params]
+    with torch.no_grad():
+        try:
+            for param in params:
+                change(param)
+            return _distance(run(model, inputs), base)
+        finally:
+            for param, value in zip(params, kept, strict=True):
+                param.copy_(value)
+
+
+def _distance(found: Tensor, base: Tensor) -> float:
+    if found.shape != base.shape:
+        return float("inf")
+    return ((found - base).abs().max() / base.abs().max().clamp_min(1e-12)).item()
+
+
+def _noise(param: Tensor) -> None:
+    spread = param.float().std().item() if param.numel() > 1 else 0.0
+    noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(3)) * 2 * (spread or 1.0)
+    param.add_(noise.to(param.dtype))
+
+
+def _reaches(model: nn.Module, inputs: Mapping[str, Tensor], writers: list[Tensor]) -> bool:
+    """Whether anything computed from the writers enters the output; also true where no operation reads them."""
+    taint = Taint(writers)
+    run(model, inputs, taint)
+    read = len(taint._alive) > len(writers)
+    return taint.used or not read
