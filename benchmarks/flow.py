@@ -6,6 +6,7 @@ the output by a bit; with them in place it must. What reaches what is followed b
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -99,14 +100,15 @@ def _plain(output: Any) -> Any:
 def run(model: nn.Module, inputs: Mapping[str, Tensor], mode: Taint | None = None) -> Tensor:
     """The model's first output in float64, with the seed reset, so that random steps repeat."""
     torch.manual_seed(1)
+    cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
             if mode is None:
-                return first_output(model(**inputs)).double()
+                return first_output(model(**inputs, **cache)).double()
             with mode:
-                output = first_output(model(**inputs))
+                output = first_output(model(**inputs, **cache))
             mode.used = mode.used and mode.holds(output)
             return output.double()
     finally:

@@ -15,8 +15,14 @@ HIDDEN, INTERMEDIATE, VOCABULARY, EXPERTS = 64, 96, 128, 4
 IMAGE, STAGED_IMAGE = 32, 64  # pixels a side; pyramids halve theirs several times
 
 # What may be shrunk, most first; each later set leaves more of the default configuration alone.
+# "unset" fills fields that the default leaves empty, "twice" keeps two layers of each kind, "one head" is for widths that
+# no other number divides.
+ALL = ("depth", "width", "ffn", "vocab", "experts", "positions", "image")
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("depth", "width", "ffn", "vocab", "experts", "positions", "image"),
+    ALL,
+    (*ALL, "unset"),
+    (*ALL, "twice"),
+    (*ALL, "one head"),
     ("depth", "width", "ffn", "vocab", "experts", "positions"),
     ("depth", "ffn", "vocab", "experts", "image"),
     ("depth", "vocab", "experts"),
@@ -35,7 +41,7 @@ NOT_DEPTH = re.compile(r"sparse|prenet|postnet|conv|adapter|predict")
 RULES: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
     (group, re.compile(pattern), value)
     for group, pattern, value in (
-        ("vocab", r"^(?!type_|pronunciation|shape).*vocab_size", VOCABULARY),
+        ("vocab", r"^(?!type_|pronunciation|shape).*(vocab_size|hash_byte_group_vocab)", VOCABULARY),
         ("positions", r"^(max_position_embeddings|n_positions|n_ctx)$", 512),
         ("positions", r"^sliding_window$", 8),
         ("experts", r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)$", EXPERTS),
@@ -54,6 +60,7 @@ RULES: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
         ("width", r"^mamba_d_ssm$", 2 * HIDDEN),
         ("width", r"^(rotary_dim)$", 8),
         ("width", r"^(chunk_size|mamba_chunk_size)$", 16),
+        ("width", r"^(mamba_n_groups|mamba_ngroups|n_groups)$", 2),
         ("ffn", r"(intermediate_size\w*|ffn_dim|d_ff|n_inner|ffn_hidden_size|feed_forward_size|inner_dim)$", INTERMEDIATE),
         (
             "width",
@@ -67,6 +74,7 @@ RULES: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
         ("depth", r"^num_sparse_\w+_layers$", 1),
         ("depth", r"^(\w+_layer_period|\w*_interval|_?sliding_window_pattern|\w*_sparse_step)$", 2),
         ("depth", r"^\w+_layer_offset$", 1),
+        ("depth", r"^n_layers_per_attn_res_block$", 1),
         ("depth", r"^loop_layer_index_start$", 1),
         ("depth", r"^loop_layer_index_end$", 2),
     )
@@ -104,7 +112,7 @@ def overrides(config: Any, groups: Sequence[str]) -> dict[str, Any]:
             if chosen is not None:
                 small[name] = max(chosen, STAGED_IMAGE) if staged and name == "image_size" else chosen
     if "width" in allowed:
-        small |= _rope(known) | _same_heads(known, small)
+        small |= _rope(known) | _same_heads(known, small) | _inner_heads(known, small)
     if "depth" in groups:
         small |= _layers(known, small)
     if "vocab" in groups and "vocab_size" in small:
@@ -130,6 +138,13 @@ def _same_heads(known: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
     if heads is not None and heads == known.get("num_key_value_heads") and "num_attention_heads" in small:
         return {"num_key_value_heads": small["num_attention_heads"]}
     return {}
+
+
+def _inner_heads(known: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """Heads of a state-space layer, whose inner width is `expand` times the hidden size."""
+    if not {"expand", "num_heads", "head_dim", "hidden_size"} <= set(known):
+        return {}
+    return {"num_heads": int(known["expand"] * small["hidden_size"]) // small["head_dim"], "n_groups": 2}
 
 
 def _rope(known: dict[str, Any]) -> dict[str, Any]:

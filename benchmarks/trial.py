@@ -83,7 +83,7 @@ def attempt(entry: Entry, tell: Any = print) -> Outcome:
 def _judged(entry: Entry, held: Held, level: int) -> Outcome:
     if held.fault is not None:
         return Outcome(entry.name, "unsound", held.fault, level)
-    note = f"{len(held.unreachable)} of {held.tried} tried branches reach no output: {held.unreachable[0]}"
+    note = f"{len(held.unreachable)} of {held.tried} tried branches reach no output: {', '.join(held.unreachable[:1])}"
     return Outcome(entry.name, "audited", note if held.unreachable else "", level)
 
 

@@ -79,11 +79,13 @@ class NormSpec(Record):
 class NormSite(NormSpec):
     """One norm of the model: a module (`module=True`), or one place in the graph with path `module.path#op:k`.
 
-    `weight` and `bias` hold full parameter paths. `executions` counts the calls in one forward.
+    `weight` and `bias` hold full parameter paths. `executions` counts the calls in one forward. `dtype` is that of the
+    norm's input in the recorded forward ("float32"; empty where it never ran).
     """
 
     path: str
     role: NormRole = "inner"
+    dtype: str = ""
     executions: int = 0
     executed: bool = True
     module: bool = True
