@@ -14,6 +14,7 @@ from normprobe import checks
 from normprobe.anatomy.build import Reading, read
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
+from normprobe.capture.unwrap import unwrapped
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
 from normprobe.measures.forward import measure_forward
@@ -43,7 +44,8 @@ def probe(
     The model is left bit for bit as it was: parameters, buffers, gradients, train flags, hooks, random states.
 
     Args:
-        model: any module; run in eval mode on its own device.
+        model: any module; run in eval mode on its own device. Wrappers that only run another module (DataParallel,
+            DDP, `torch.compile`, PEFT) are looked behind, so that paths are those of the module inside.
         inputs: a tensor, a tuple (positional), a mapping (by keyword), a text (with `tokenizer`), or None where the
             model's config says enough (the report then says what was taken).
         level: "structure" for the Anatomy alone; "forward" for one measured pass too; "backward" for one more pass
@@ -63,6 +65,7 @@ def probe(
         InputError: no inputs could be made, or the model rejected them (its own error is the cause).
     """
     _check_settings(level, measures)
+    model = unwrapped(model)
     tell = progress or (lambda stage, done, total: None)
     values, description = _inputs(model, inputs, tokenizer, seed)
     values = _on_device(model, values)
@@ -170,6 +173,14 @@ def _rejections(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
+def _autocast_in_force(model: nn.Module, autocast: str | torch.dtype | None) -> str | None:
+    """The dtype of automatic mixed precision: the argument's, or that of a context around the call."""
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    if autocast is None and device != "meta" and torch.is_autocast_enabled(device):
+        autocast = torch.get_autocast_dtype(device)
+    return None if autocast is None else str(autocast).removeprefix("torch.")
+
+
 def _target(model: nn.Module, description: str, autocast: str | torch.dtype | None) -> Target:
     first = next(model.parameters(), None)
     dtypes = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
@@ -181,5 +192,5 @@ def _target(model: nn.Module, description: str, autocast: str | torch.dtype | No
         dtype=", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes)),
         device=str(first.device) if first is not None else "cpu",
         inputs=description,
-        autocast=str(autocast).removeprefix("torch.") if autocast is not None else None,
+        autocast=_autocast_in_force(model, autocast),
     )

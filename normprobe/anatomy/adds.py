@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role
-from normprobe.anatomy.walk import Link, light_chain
+from normprobe.anatomy.walk import Link, light_chain, operand_factor
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], project
     if projected and (_projections(flow, side) & part.region or not _bends(flow, part.region)):
         return None
     parts = tuple(_split(flow, link.value, part, writes))
-    return Write(step, trunk, link.value, link.factor, part, parts, over, projected)
+    scale = None if link.factor is None else link.factor * operand_factor(step, side)
+    return Write(step, trunk, link.value, scale, part, parts, over, projected)
 
 
 def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[tuple[Link, tuple[int, ...]]]:

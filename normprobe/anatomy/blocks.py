@@ -59,10 +59,15 @@ def stream_name(blocks: Sequence[str]) -> str:
 
 
 def _anchors(branches: Sequence[Located]) -> list[tuple[str, ...]]:
-    """The path that locates each branch: that of its add; where all adds run in one module, that of its weights."""
-    if len(branches) == 1 or len({b.path for b in branches}) > 1:
-        return [_parts(b.path) for b in branches]
-    return [_common([_parts(m) for m in b.modules]) or _parts(b.path) for b in branches]
+    """The path that locates each branch: that of its add; that of its weights where all adds run in one module, or
+    where an add runs in a module that neither holds the weights nor lies beside them (a norm that adds first)."""
+    together = len(branches) > 1 and len({b.path for b in branches}) == 1
+    anchors = []
+    for branch in branches:
+        add, weights = _parts(branch.path), _common([_parts(m) for m in branch.modules])
+        apart = _common([add, weights]) not in (add, weights)
+        anchors.append(weights if weights and (together or apart) else add)
+    return anchors
 
 
 def _parts(path: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from normprobe.anatomy.attention_ops import AttentionOp, op_site
 from normprobe.anatomy.blocks import Located, block_names
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.kinds import branch_kind, family
+from normprobe.anatomy.ops import WEIGHTY
 from normprobe.anatomy.placement import Norms, branch_norms, placement
 from normprobe.records import Branch, NormSite
 from normprobe.records.anatomy import BranchKind
@@ -95,7 +96,7 @@ def branch_records(
 
 def _located(flow: Flow, reading: Reading) -> Located:
     steps = [flow.steps[i] for i in sorted(reading.part.region)]
-    modules = tuple(dict.fromkeys(flow.path(s) for s in steps if s.parameters))
+    modules = tuple(dict.fromkeys(flow.path(s) for s in steps if s.parameters and s.role in WEIGHTY))
     return Located(flow.path(reading.write.step), family(reading.kind), modules)
 
 
@@ -114,7 +115,7 @@ def _record(flow: Flow, reading: Reading, path: str, block: str, norms: Sequence
         writers=weights.writers(flow, part, model),
         parameters=weights.parameters(flow, part),
         skip_scale=write.skip_scale,
-        branch_scale=weights.branch_scale(flow, part, model),
+        branch_scale=weights.branch_scale(flow, write, part, model),
         add=op_site(flow, write.step),
         trunk=1 if write.trunk else 0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -19,15 +19,13 @@ from normprobe.anatomy.kinds import branch_kind
 from normprobe.anatomy.levels import Levels
 from normprobe.anatomy.norm_sites import find_module_norms, find_static_norms, find_unused_norms
 from normprobe.anatomy.ops import Role
-from normprobe.anatomy.readout import HeadWay, read_head, steps_behind
+from normprobe.anatomy.readout import HeadWay, head_value, read_head, steps_behind
 from normprobe.anatomy.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.statics import Statics
 from normprobe.anatomy.streams import ReadStream, read_stream
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, NormSite, Skipped, Stream
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,8 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     streams = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
-    head = read_head(flow, trace.outputs[0][1], model) if trace.outputs else None
+    value = head_value(flow, model)
+    head = read_head(flow, value, model) if value is not None else None
     anatomy = Anatomy(
         norms=with_roles([*norms, *aside], streams, sites, flow),
         streams=_unique_names([s.record for s in streams]),
@@ -87,9 +86,9 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
 
 def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]) -> list[ReadStream]:
     chains = find_chains(flow, find_writes(flow))
-    if not flow.trace.outputs:
+    head = head_value(flow, model)
+    if head is None:
         return []
-    head = flow.trace.outputs[0][1]
     behind = steps_behind(flow, head)
     crossing = [_crossing(flow, chain, attention) for chain in chains]
     streams = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ class Step:
     """One operation on a signal.
 
     `inputs` are the distinct signals it reads (the main one first), `statics` its other tensor arguments,
-    `parameters` those that reach it without passing a signal, `node` the recorded operation (the last of a group).
+    `parameters` those that reach it without passing a signal (of a product without any, the buffers), `node` the
+    recorded operation (the last of a group).
     """
 
     id: int
@@ -93,10 +95,14 @@ def build(trace: Trace, levels: Levels, statics: Statics, groups: Sequence[Group
 
 def _add_node(flow: Flow, node: Node) -> None:
     signals = frozenset(v for v in node.inputs if flow.levels.signal(v))
+    signals -= _masks(flow, node, signals)
     if not signals:
         role = Role.SOURCE
     elif base(node.op) in _ACCUMULATING and len(signals) > 1 and _ref(node.args[0]) in signals:
         _add_accumulating(flow, node, signals)
+        return
+    elif base(node.op) == "aten.addcmul" and _ref(node.args[0]) in signals and len(signals) > 1:
+        _add_accumulating(flow, node, signals, Role.SCALE if len(signals) == 2 else Role.GATE)
         return
     else:
         role = classify(node, signals)
@@ -104,13 +110,22 @@ def _add_node(flow: Flow, node: Node) -> None:
     _append(flow, role, inputs, node.outputs, node)
 
 
-def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int]) -> None:
-    """`addmm(x, a, b)` with a signal `x` is a product and an add."""
+def _masks(flow: Flow, node: Node, signals: frozenset[int]) -> frozenset[int]:
+    """Factors that only spread over the other one and come from inputs without passing a parameter: masks of floats."""
+    if base(node.op) not in ("aten.mul", "aten.mul_") or len(signals) != 2:
+        return frozenset()
+    small, large = sorted(signals, key=lambda v: math.prod(flow.shape(v)))
+    spread = math.prod(flow.shape(small)) < math.prod(flow.shape(large))
+    return frozenset({small}) if spread and flow.levels.raw(small) and not flow.levels.raw(large) else frozenset()
+
+
+def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int], role: Role = Role.MATMUL) -> None:
+    """`addmm(x, a, b)` or `addcmul(x, a, b)` with a signal `x` is a product and an add."""
     accumulator = _ref(node.args[0])
     product = len(flow.trace.values) + len(flow.extra_shapes)
     flow.extra_shapes[product] = flow.shape(node.outputs[0])
     factors = tuple(dict.fromkeys(v for v in node.inputs[1:] if v in signals))
-    _append(flow, Role.MATMUL, factors, (product,), node)
+    _append(flow, role, factors, (product,), node)
     _append(flow, Role.ADD, (accumulator, product), node.outputs, node)
 
 
@@ -135,6 +150,9 @@ def _append(
     if statics is None:
         statics = tuple(dict.fromkeys(v for v in node.inputs if not flow.levels.signal(v)))
     parameters = tuple(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
+    if role is Role.MATMUL and not parameters:  # weights may be kept as buffers, as quantised ones are
+        held = [v for v in statics if len(flow.shape(v)) > 1]
+        parameters = tuple(dict.fromkeys(b for v in held for b in sorted(flow.levels.buffers(v))))
     call = group.call if group else node.call
     step = Step(len(flow.steps), role, inputs, outputs, statics, parameters, node, call, group)
     flow.steps.append(step)

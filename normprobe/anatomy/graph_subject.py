@@ -124,8 +124,11 @@ def _run(node: Node, env: dict[int, Tensor], tensors: dict[str, Tensor], dtype: 
     if node.op in ("parameter", "buffer"):
         env[node.outputs[0]] = tensors[node.name]
         return
-    if node.function is None:  # a view of memory that was written in place: the latest write is what it shows
-        env[node.outputs[0]] = env[node.inputs[-1]]
+    if node.function is None:  # a view of memory that was written in place
+        shown, written = env[node.inputs[0]], env[node.inputs[-1]]
+        if shown.shape != written.shape:
+            raise UnreadableAnatomyError("a part of a tensor was written in place, and the whole is read")
+        env[node.outputs[0]] = written
         return
     args, kwargs = pytree.tree_map_only(Ref, lambda ref: env[ref.value], (node.args, node.kwargs))
     if dtype is torch.float64:

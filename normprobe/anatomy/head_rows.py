@@ -33,7 +33,7 @@ def head_rows(flow: Flow, value: int, side: Side, heads: int) -> HeadRows | None
         return None
     index = torch.tensor(weight.rows).expand(flow.shape(side.projection.outputs[0])).contiguous()
     for step, place in reversed(side.moves):
-        moved = _replay(step.node, index, place)
+        moved = replay(step.node, index, place)
         if moved is None:
             return None
         index = moved
@@ -74,7 +74,7 @@ def _weight(flow: Flow, projection: Step) -> _Weight | None:
         for axis, numbers in enumerate(torch.meshgrid(*(torch.arange(n) for n in size), indexing="ij")):
             moved: Tensor | None = numbers
             for node, place in steps:
-                moved = None if moved is None else _replay(node, moved, place)
+                moved = None if moved is None else replay(node, moved, place)
             row = None if moved is None else moved.reshape(-1, width)
             if row is not None and bool((row == row[:1]).all()):
                 return _Weight(name, axis, tuple(row[0].tolist()))
@@ -95,7 +95,7 @@ def _views(flow: Flow, value: int) -> tuple[str, tuple[int, ...], list[tuple[Nod
         value = node.inputs[0]
 
 
-def _replay(node: Node, tensor: Tensor, place: int) -> Tensor | None:
+def replay(node: Node, tensor: Tensor, place: int) -> Tensor | None:
     """Run a recorded view or copy on another tensor; None where it needs more than that one tensor."""
     if node.function is None or sum(isinstance(a, Ref) for a in pytree.tree_leaves((node.args, node.kwargs))) != 1:
         return None

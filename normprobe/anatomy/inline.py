@@ -17,7 +17,7 @@ from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.identify import identify
 from normprobe.records import NormSite, NormSpec
 
-_HALF = ("torch.float16", "torch.bfloat16")
+_HALF = ("float16", "bfloat16")
 
 
 def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> None:
@@ -35,7 +35,7 @@ def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> None:
         path = f"{flow.path(region.core)}#{base(region.core.node.op)[5:]}:{region.core.node.ordinal}"
         if path not in index:
             index[path] = len(found.sites)
-            found.sites.append(_site(path, spec))
+            found.sites.append(_site(path, spec, finder.dtype(region)))
         else:
             site = found.sites[index[path]]
             found.sites[index[path]] = site.model_copy(update={"executions": site.executions + 1})
@@ -47,6 +47,11 @@ class _Finder:
     def __init__(self, model: nn.Module, flow: Flow) -> None:
         self.model, self.flow = model, flow
         self.cache: dict[Any, NormSpec | None] = {}
+        self.names: dict[Any, list[str]] = {}  # parameters of the region that was identified, by signature
+
+    def dtype(self, region: Region) -> str:
+        """Dtype of what the region norms, as in "float32"."""
+        return str(self.flow.trace.values[region.origin].dtype).removeprefix("torch.")
 
     def best(self, regions: list[Region]) -> tuple[Region, NormSpec | None]:
         """The first region that is a norm with a gain of a known form, else the last that is a norm at all."""
@@ -64,6 +69,7 @@ class _Finder:
         nodes = [self.flow.steps[i].node for i in sorted(region.steps)]
         key = self._signature(region, nodes)
         if key not in self.cache:
+            self.names[key] = _parameters(self.flow, nodes)
             try:
                 subject = GraphSubject(self.model, self.flow.trace, self.flow.levels, nodes, region.origin, region.end)
                 self.cache[key] = identify(subject)
@@ -89,20 +95,22 @@ class _Finder:
         """The spec with this region's own parameters, and without claims that a recording in one dtype cannot carry."""
         if spec is None:
             return None
-        names = [p for i in sorted(region.steps) for p in self.flow.steps[i].parameters]
-        update: dict[str, Any] = {}
-        if spec.weight is not None and names:
-            update["weight"] = names[0]
-        if spec.bias is not None and names:
-            update["bias"] = names[-1]
-        recorded = str(self.flow.trace.values[region.origin].dtype)
+        own = dict(zip(self.names[self._signature(region, nodes)], _parameters(self.flow, nodes), strict=True))
+        update: dict[str, Any] = {"weight": own.get(spec.weight or ""), "bias": own.get(spec.bias or "")}
+        recorded = self.dtype(region)
         if recorded not in _HALF and spec.reduction != "native":
-            note = f"recorded in {recorded[6:]}: casts that change nothing there leave no operation behind"
+            note = f"recorded in {recorded}: casts that change nothing there leave no operation behind"
             update |= {"reduction": "unknown", "evidence": (*spec.evidence, note)}
             if spec.weight_multiply not in ("none", "fused"):
                 update["weight_multiply"] = "unknown"
         return spec.model_copy(update=update)
 
 
-def _site(path: str, spec: NormSpec) -> NormSite:
-    return NormSite(**spec.model_dump(), path=path, executions=1, module=False)
+def _parameters(flow: Flow, nodes: list[Node]) -> list[str]:
+    """Parameters that a region's operations read, in order of first use; regions of one signature agree in number."""
+    statics = [v for n in nodes for v in n.inputs if not flow.levels.signal(v)]
+    return list(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
+
+
+def _site(path: str, spec: NormSpec, dtype: str) -> NormSite:
+    return NormSite(**spec.model_dump(), path=path, dtype=dtype, executions=1, module=False)

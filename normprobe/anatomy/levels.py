@@ -25,9 +25,13 @@ class Levels:
         self.of: list[Level] = [Level.STATIC] * len(trace.values)
         self._parameters: list[frozenset[str]] = [frozenset()] * len(trace.values)
         self._buffers: list[frozenset[str]] = [frozenset()] * len(trace.values)
+        self._raw = [False] * len(trace.values)
         for node in trace.nodes:
             level, parameters, buffers = self._node(node.op, node.name, node.inputs, node.outputs)
+            raw = level is Level.SIGNAL and all(self.of[v] is not Level.SIGNAL or self._raw[v] for v in node.inputs)
+            weighted = any(self._parameters[v] for v in node.inputs)
             for value in node.outputs:
+                self._raw[value] = raw and not weighted
                 self.of[value] = level
                 self._parameters[value] = parameters
                 self._buffers[value] = buffers
@@ -35,6 +39,10 @@ class Levels:
     def signal(self, value: int) -> bool:
         """Whether `value` carries the model's input."""
         return self.of[value] is Level.SIGNAL
+
+    def raw(self, value: int) -> bool:
+        """Whether a signal comes from floating inputs alone, with no parameter on the way (a mask of floats, say)."""
+        return self._raw[value]
 
     def parameters(self, value: int) -> frozenset[str]:
         """Parameters that a static or structural value was computed from; empty for a signal."""
@@ -59,7 +67,7 @@ class Levels:
         parameters = none.union(*(self._parameters[v] for v in inputs))
         if level is Level.STRUCTURAL and parameters:
             level = Level.SIGNAL
-        if base(op).endswith("_like") or "new_" in op:
+        if base(op).endswith("_like") or op.startswith("aten.new_"):
             return Level.STATIC, none, none  # reads shapes, not contents
         if level is Level.SIGNAL:
             return level, none, none

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,6 @@ from normprobe.norms.identify import identify_module
 from normprobe.records import NormSite, NormSpec, Skipped
 
 NOT_NORMS = frozenset({"affine", "identity"})
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -31,7 +29,7 @@ class Found:
 
 
 def find_module_norms(model: nn.Module, trace: Trace, candidates: Candidates) -> Found:
-    """Identify every module run of `trace` that is a norm, and every norm that never ran.
+    """Identify every module run of `trace` that is a norm.
 
     A module around an identified norm that adds nothing of its own is not listed; the inner one is.
     """
@@ -74,17 +72,18 @@ def _collect(finder: _Finder, calls: list[Call]) -> Found:
     for call in calls:
         runs[call.path] = runs.get(call.path, 0) + 1
     for call in calls:
-        if call.path not in index:
-            index[call.path] = len(found.sites)
-            found.sites.append(_site(finder.model, call.path, finder.specs[call.id], runs[call.path]))
         main = finder.candidates.main_input(call)
         assert main is not None
+        dtype = str(finder.trace.values[main].dtype).removeprefix("torch.")
+        if call.path not in index:
+            index[call.path] = len(found.sites)
+            found.sites.append(_site(finder.model, call.path, finder.specs[call.id], runs[call.path], dtype))
         nodes = finder.candidates.nodes(call)
         found.groups.append(Group(Role.NORM, nodes, main, call.id, index[call.path]))
     return found
 
 
-def _site(model: nn.Module, path: str, spec: NormSpec, executions: int) -> NormSite:
+def _site(model: nn.Module, path: str, spec: NormSpec, executions: int, dtype: str = "") -> NormSite:
     module = model.get_submodule("" if path == "." else path)
     prefix = "" if path == "." else path + "."
     facts = spec.model_dump() | {
@@ -94,6 +93,7 @@ def _site(model: nn.Module, path: str, spec: NormSpec, executions: int) -> NormS
     return NormSite(
         **facts,
         path=path,
+        dtype=dtype,
         executions=executions,
         executed=executions > 0,
         role="inner" if executions else "unused",
@@ -120,9 +120,11 @@ def find_static_norms(model: nn.Module, candidates: Candidates) -> list[NormSite
 def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
     """Norms among the modules that hold parameters of their own and never ran in this forward.
 
-    They are fed inputs whose features axis fits their one-dimensional parameters; what cannot be fed is left out.
+    They are fed inputs that fit the shape of their parameters; what cannot be fed is left out. A module whose
+    parameters were used is not meant, though its own forward never ran (a fused kernel may have taken them).
     """
-    ran = {call.path for call in trace.calls}
+    used = {node.name.rpartition(".")[0] for node in trace.nodes if node.op == "parameter"}
+    ran = {call.path for call in trace.calls} | used
     sites = []
     for path, module in model.named_modules():
         if not path or path in ran or any(True for _ in module.children()):
@@ -135,11 +137,12 @@ def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
 
 def _identify_unused(module: nn.Module) -> NormSpec | None:
     state = [*module.parameters(), *module.buffers()]
-    sizes = {t.shape[-1] for t in state if t.dim() == 1}
-    if len(sizes) != 1 or any(t.dim() > 1 for t in state):
+    shapes = {tuple(t.shape) for t in state if t.dim()}
+    if len(shapes) != 1:
         return None
-    width, dtype = sizes.pop(), next((t.dtype for t in state if t.is_floating_point()), torch.float32)
-    for shape in ((2, 4, width), (2, width, 4, 4), (2, width, 4), (2, width, 2, 4, 4)):
+    axes, dtype = shapes.pop(), next((t.dtype for t in state if t.is_floating_point()), torch.float32)
+    channels = [(2, *axes, *rest) for rest in ((4, 4), (4,), (2, 4, 4))] if len(axes) == 1 else []
+    for shape in ((2, 4, *axes), *channels):
         call = CallSpec((TensorSpec(shape, dtype, state[0].device),), {})
         spec = identify_module(module, call)
         if spec is not None:

@@ -7,6 +7,7 @@ from enum import Enum
 import torch
 
 from normprobe.capture.trace import Node, Ref
+from normprobe.norms.precision import FUSED
 
 
 class Role(Enum):
@@ -126,22 +127,7 @@ _REDUCES = frozenset(
         "aten.max_pool2d_with_indices",
     ]
 )
-_FUSED_NORMS = frozenset(
-    [
-        "aten.native_layer_norm",
-        "aten._fused_rms_norm",
-        "aten.native_group_norm",
-        "aten.native_batch_norm",
-        "aten._native_batch_norm_legit",
-        "aten._native_batch_norm_legit_no_training",
-        "aten.cudnn_batch_norm",
-        "aten._batch_norm_with_update",
-        "aten.miopen_batch_norm",
-        "aten.batch_norm",
-        "aten.layer_norm",
-        "aten.rms_norm",
-    ]
-)
+_FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
 _ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
 _SCALES = frozenset(["aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
 _SOFTMAXES = frozenset(["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax"])
@@ -170,6 +156,8 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
         return Role.REDUCE
     if name in _FUSED_NORMS:
         return Role.NORM
+    if node.op == "aten.lerp.Scalar" and len(signals) > 1:
+        return Role.ADD
     repeated = sum(value in signals for value in node.inputs) > len(signals)
     if name in _ADDS:
         return Role.ADD if len(signals) > 1 else Role.SCALE if repeated else Role.SHIFT

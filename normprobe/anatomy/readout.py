@@ -103,6 +103,19 @@ def steps_behind(flow: Flow, value: int) -> frozenset[int]:
     return frozenset(s.id for _, s in backward(flow, value, lambda step, v: step is None) if s is not None)
 
 
+def head_value(flow: Flow, model: nn.Module) -> int | None:
+    """The first returned signal, or the logits computed from it: another returned signal that a product with a weight
+    made. A loss or a count returned first is not meant. None where no signal is returned."""
+    signals = [v for _, v in flow.trace.outputs if flow.levels.signal(v) and flow.shape(v)]
+    if not signals or read_head(flow, signals[0], model) is not None:
+        return next(iter(signals), None)
+    source = flow.producer.get(signals[0])
+    for value in signals[1:]:
+        if source in steps_behind(flow, value) and read_head(flow, value, model) is not None:
+            return value
+    return signals[0]
+
+
 def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
     """The last product with a weight before the output, with constants and soft cap after it; None if there is none."""
     multiplier: float | None = 1.0
@@ -126,7 +139,9 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
 
 def _names(model: nn.Module, name: str, module: str) -> tuple[str, str | None]:
     """The head's parameter by its name in the module that uses it, and another name of the same tensor, if any."""
-    tensor = model.get_parameter(name)
+    tensor = dict(model.named_parameters(remove_duplicate=False)).get(name)
+    if tensor is None:  # a weight kept as a buffer
+        return name, None
     names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is tensor]
     own = next((n for n in names if n.startswith(module + ".")), name)
     return own, next((n for n in names if n != own), None)
@@ -139,7 +154,7 @@ def _times(flow: Flow, step: Step, multiplier: float | None) -> float | None:
 
 def _shape(flow: Flow, parameter: str) -> tuple[int, ...]:
     for node in flow.trace.nodes:
-        if node.op == "parameter" and node.name == parameter:
+        if node.op in ("parameter", "buffer") and node.name == parameter:
             return flow.trace.values[node.outputs[0]].shape
     return ()
 

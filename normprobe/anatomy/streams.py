@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from normprobe.anatomy.adds import Write
 from normprobe.anatomy.attention_ops import AttentionOp
 from normprobe.anatomy.blocks import stream_name
 from normprobe.anatomy.branches import Reading, branch_records, norm_path, read_branches
 from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import WEIGHTY, Role
+from normprobe.anatomy.head_rows import replay
+from normprobe.anatomy.ops import Role
 from normprobe.anatomy.readout import HeadWay, Readout, read_out
-from normprobe.anatomy.walk import last_makers, light_chain
+from normprobe.anatomy.walk import light_chain
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
-_UNWEIGHTED = frozenset(Role) - WEIGHTY
 
 
 def _entry(flow: Flow, source: int, ahead: bool) -> tuple[float | None, tuple[Step, ...], tuple[Step, ...]]:
@@ -118,13 +119,34 @@ def _summary(branches: Sequence[Branch]) -> Placement | str:
 
 
 def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
-    """1 where the stream is a channels-first map (written by a convolution in its own layout), else the last axis."""
+    """The axis of the stream on which its writers put their output features; the last axis counts as −1."""
     for reading in readings:
-        shape = flow.shape(reading.write.output)
-        for step in last_makers(flow, reading.part.end, reading.part.region, _UNWEIGHTED):
-            if "convolution" in step.node.op and flow.shape(step.outputs[0]) == shape:
-                return 1
+        moves: list[tuple[Step, int]] = []
+        for link in light_chain(flow, reading.part.end):
+            step = flow.made_by(link.value)
+            if step is not None and step.role is Role.MATMUL and step.parameters:
+                found = _followed(flow, step, moves)
+                if found is not None:
+                    return found
+            if step is not None and step.role is Role.MOVE:
+                moves.append((step, step.outputs.index(link.value)))
     return -1
+
+
+def _followed(flow: Flow, writer: Step, moves: Sequence[tuple[Step, int]]) -> int | None:
+    """Where the output features of `writer` lie behind the recorded `moves`."""
+    shape = flow.shape(writer.outputs[0])
+    axis = 1 if "convolution" in writer.node.op else len(shape) - 1
+    index: Tensor | None = torch.arange(shape[axis]).view([-1 if i == axis else 1 for i in range(len(shape))])
+    index = None if index is None else index.expand(shape).contiguous()
+    for step, place in reversed(moves):
+        index = None if index is None else replay(step.node, index, place)
+    if index is None:
+        return None
+    changing = [i for i in range(index.dim()) if bool((index.diff(dim=i) != 0).any())]
+    if len(changing) != 1:
+        return None
+    return -1 if changing[0] == index.dim() - 1 else changing[0]
 
 
 def _final(out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool) -> dict[str, Any]:

@@ -54,6 +54,21 @@ def constant_factor(flow: Flow, step: Step) -> float | None:
     return 1.0 / numbers[0] if numbers[0] else None
 
 
+def operand_factor(step: Step, value: int) -> float:
+    """The constant by which an add multiplies its operand `value` (`alpha`, and the sign of a difference)."""
+    alpha = step.node.kwargs.get("alpha", 1)
+    second = argument_value(step.node.args[1]) == value if len(step.node.args) > 1 else False
+    name = base(step.node.op)
+    if name == "aten.lerp":  # lerp(a, b, w) is (1 − w)·a + w·b
+        weight = float(step.node.args[2])
+        return weight if second else 1.0 - weight
+    if name == "aten.rsub":  # rsub(a, b) is b − alpha·a
+        return 1.0 if second else -float(alpha)
+    if not second or not name.startswith(("aten.add", "aten.sub")) or name.startswith("aten.addmm"):
+        return 1.0
+    return -float(alpha) if name.startswith("aten.sub") else float(alpha)
+
+
 def backward(flow: Flow, value: int, stop: Callable[[Step | None, int], bool]) -> Iterator[tuple[int, Step | None]]:
     """Values that `value` was computed from and their makers, latest first; values for which `stop` holds are not
     yielded nor looked behind. Each value comes once."""

@@ -8,7 +8,7 @@ from normprobe.anatomy.adds import Part, Write
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.ops import WEIGHTY, Role
 from normprobe.anatomy.reparametrizations import directions
-from normprobe.anatomy.walk import constant_factor, first_readers, last_makers, light_chain
+from normprobe.anatomy.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
 from normprobe.records import BranchScale
 
 _ALL = frozenset(Role)
@@ -74,9 +74,9 @@ def parameters(flow: Flow, part: Part) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p for i in sorted(part.region) for p in flow.steps[i].parameters))
 
 
-def branch_scale(flow: Flow, part: Part, model: nn.Module) -> BranchScale:
-    """The factor between the branch's last norm or weights and its add."""
-    constant, found = 1.0, BranchScale()
+def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> BranchScale:
+    """The factor between the branch's last norm or weights and its add; a mere change of sign is none."""
+    constant, found = abs(operand_factor(write.step, write.step.inputs[1 - write.trunk])), BranchScale()
     for link in light_chain(flow, part.end):
         step = flow.made_by(link.value)
         if step is None or step.id not in part.region:
@@ -87,7 +87,7 @@ def branch_scale(flow: Flow, part: Part, model: nn.Module) -> BranchScale:
             continue
         factor = constant_factor(flow, step)
         if factor is not None:
-            constant *= factor
+            constant *= abs(factor)
         elif step.parameters:
             found = _learned(step, model)
     if found.kind == "none" and constant != 1.0:

@@ -14,7 +14,7 @@ from tests.anatomy.reading import named
 from tests.models import MODELS, Built
 
 # What the dtype and the device decide, not the architecture.
-OF_THE_DTYPE = {"reduction", "weight_multiply", "evidence", "device", "eps"}
+OF_THE_DTYPE = {"reduction", "weight_multiply", "evidence", "device", "eps", "dtype"}
 EVERY = pytest.mark.parametrize("name", MODELS)
 
 

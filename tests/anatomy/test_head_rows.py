@@ -22,7 +22,9 @@ class Cross(nn.Module):
 
 @pytest.mark.parametrize("autocast", [None, "bfloat16"])
 def test_rows_count_from_the_start_of_the_whole_parameter(autocast: str | None) -> None:
-    report = normprobe.probe(Cross(), (torch.randn(3, 4, 8), torch.randn(3, 5, 8)), level="structure", autocast=autocast)
+    report = normprobe.probe(
+        Cross(), (torch.randn(3, 4, 8), torch.randn(3, 5, 8)), level="structure", autocast=autocast
+    )
     (site,) = report.anatomy.attention
     assert site.cross
     assert {rows.parameter for rows in site.columns.values()} == {"attention.in_proj_weight"}

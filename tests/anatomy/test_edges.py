@@ -1,0 +1,211 @@
+"""Adds, weights, masks, outputs and wrappers of less usual forms are read as what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normprobe
+from normprobe.records import Anatomy
+
+WIDTH = 8
+Sum = Callable[[Tensor, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """One pre-norm branch; `merge(x, branch)` adds it."""
+
+    def __init__(self, merge: Sum = torch.add) -> None:
+        super().__init__()
+        self.norm, self.write, self.merge = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), merge
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.merge(x, self.write(self.norm(x)))
+
+
+class Net(nn.Module):
+    """Blocks, a final norm and a head; `give(stream, normed, logits)` is what it returns."""
+
+    def __init__(self, block: Callable[[], nn.Module] = Block, give: Callable[..., Any] = lambda x, n, y: y) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.final, self.head, self.give = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5), give
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        for block in self.blocks:
+            x = block(x) if mask is None else block(x) * mask[..., None]
+        normed = self.final(x)
+        return self.give(x, normed, self.head(normed))
+
+
+def anatomy(model: nn.Module, *inputs: Tensor) -> Anatomy:
+    torch.manual_seed(0)
+    return normprobe.probe(model, inputs or (torch.randn(2, 3, WIDTH),), level="structure").anatomy
+
+
+@pytest.mark.parametrize(
+    ("merge", "skip", "scale"),
+    [
+        (lambda x, f: torch.add(x, f, alpha=0.5), 1.0, 0.5),
+        (lambda x, f: torch.add(f, x, alpha=3), 3.0, None),
+        (lambda x, f: x - f, 1.0, None),
+        (lambda x, f: torch.rsub(f, x, alpha=0.5), 1.0, 0.5),
+        (lambda x, f: torch.lerp(x, f, 0.25), 0.75, 0.25),
+        (lambda x, f: 2 * x + f / 4, 2.0, 0.25),
+    ],
+    ids=["alpha", "alpha on the trunk", "difference", "rsub", "lerp", "written out"],
+)
+def test_constant_factors_of_an_add(merge: Sum, skip: float, scale: float | None) -> None:
+    for branch in anatomy(Net(lambda: Block(merge))).streams[0].branches:
+        assert branch.skip_scale == pytest.approx(skip)
+        assert branch.branch_scale.value == (None if scale is None else pytest.approx(scale))
+        assert branch.branch_scale.kind == ("none" if scale is None else "constant")
+
+
+def test_fused_multiply_add_is_an_add_with_a_channel_scale() -> None:
+    class Scaled(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.full((WIDTH,), 0.1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addcmul(x, self.gamma, self.write(self.norm(x)))
+
+    branches = anatomy(Net(Scaled)).streams[0].branches
+    assert [(b.branch_scale.kind, b.branch_scale.parameter) for b in branches] == [
+        ("channel", f"blocks.{i}.gamma") for i in range(3)
+    ]
+
+
+def test_weights_kept_as_buffers_are_readers_and_writers() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH)
+            self.register_buffer("weight", torch.randn(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.norm(x) @ self.weight.t()
+
+    (stream,) = anatomy(Net(Held)).streams
+    assert [b.writers for b in stream.branches] == [(f"blocks.{i}.weight",) for i in range(3)]
+
+
+def test_a_mask_of_floats_does_not_break_the_stream() -> None:
+    (stream,) = anatomy(Net(), torch.randn(2, 3, WIDTH), torch.ones(2, 3)).streams
+    assert (stream.depth, stream.placement, stream.final_norm) == (3, "pre", "final")
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda x, n, y: (torch.ones(2), y),
+        lambda x, n, y: {"features": x, "logits": y},
+        lambda x, n, y: (y.sum(), y),
+        lambda x, n, y: [[n], {"deep": y}],
+    ],
+    ids=["count first", "raw features first", "loss first", "nested"],
+)
+def test_the_head_is_the_way_to_the_logits(give: Callable[..., Any]) -> None:
+    found = anatomy(Net(give=give))
+    assert found.head is not None
+    assert found.head.path == "head.weight"
+    assert found.streams[0].final_norm == "final"
+
+
+def test_an_earlier_projection_beside_the_first_output_is_no_head() -> None:
+    class Tower(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+            stem = x = self.stem(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.final(x), stem
+
+    found = anatomy(Tower())
+    assert (found.head, found.streams[0].final_norm) == (None, "final")
+
+
+def test_norm_whose_parameters_a_function_took_is_not_unused() -> None:
+    class Functional(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.write(F.layer_norm(x, (WIDTH,), self.norm.weight, self.norm.bias))
+
+    found = anatomy(Net(Functional))
+    assert [n.path for n in found.norms if not n.executed] == []
+    inline = [n for n in found.norms if not n.module]
+    assert [(n.weight, n.bias) for n in inline] == [
+        (f"blocks.{i}.norm.weight", f"blocks.{i}.norm.bias") for i in range(3)
+    ]
+
+
+def test_parameters_of_a_written_out_norm_are_told_apart() -> None:
+    class Written(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.eps, self.gain, self.shift = (nn.Parameter(torch.full(s, 0.5)) for s in ((1,), (WIDTH,), (WIDTH,)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps * 1e-5)
+            return x + self.write(normed * self.gain + self.shift)
+
+    inline = [n for n in anatomy(Net(Written)).norms if not n.module]
+    assert [(n.weight, n.bias) for n in inline] == [(f"blocks.{i}.gain", f"blocks.{i}.shift") for i in range(3)]
+
+
+def test_branches_added_in_the_next_norm_belong_to_the_block_of_their_weights() -> None:
+    class AddNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH)
+
+        def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+            stream = stream + branch
+            return self.norm(stream), stream
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(AddNorm() for _ in range(4))
+            self.writes = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.head = nn.Linear(WIDTH, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            normed, x = self.norms[0](torch.zeros_like(x), x)
+            for norm, write in zip(self.norms[1:], self.writes, strict=True):
+                normed, x = norm(write(normed), x)
+            return self.head(normed)
+
+    (stream,) = anatomy(Fused()).streams
+    assert [(b.block, b.path) for b in stream.branches] == [(f"writes.{i}", f"norms.{i + 1}") for i in range(3)]
+    assert stream.final_norm == "norms.3.norm"
+
+
+def test_features_first_of_a_linear_writer() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+            self.norm, self.write = nn.LayerNorm(4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.write(self.norm(self.mix(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+    (stream,) = anatomy(nn.Sequential(Turned(), Turned()), torch.randn(2, 4, 5, 6)).streams
+    assert (stream.feature_axis, stream.width) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["data", "compile"]
+)
+def test_wrappers_are_looked_behind(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = Net()
+    assert anatomy(wrap(model)) == anatomy(model)
