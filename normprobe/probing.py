@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from normprobe import checks
 from normprobe.anatomy.build import Reading, read
+from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
 from normprobe.capture.unwrap import unwrapped
@@ -71,8 +72,10 @@ def probe(
     values = _on_device(model, values)
     with torch.inference_mode(False), _precision(model, autocast):
         tell("record", 0, 0)
-        with _rejections(model):
+        with _rejections(model), valueless_experts(model) as experts:
             trace = record(model, values)
+        if experts is not None:
+            trace.notes.append(f"on the meta device experts ran as {experts}, since others read values")
         tell("identify", 0, 0)
         reading = read(model, trace)
         measured, skipped = _measure(model, values, reading, level, loss, seed, tell)

@@ -12,6 +12,7 @@ from normprobe.anatomy.ops import Role, base, classify
 from normprobe.anatomy.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
 
+_PICKS = frozenset({"aten.index", "aten.index_select", "aten.gather"})
 _ACCUMULATING = frozenset({"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm"})
 
 
@@ -150,6 +151,8 @@ def _append(
     if statics is None:
         statics = tuple(dict.fromkeys(v for v in node.inputs if not flow.levels.signal(v)))
     parameters = tuple(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
+    if role is Role.MATMUL:
+        parameters = tuple(dict.fromkeys((*parameters, *(p for v in inputs for p in _selected(flow, v)))))
     if role is Role.MATMUL and not parameters:  # weights may be kept as buffers, as quantised ones are
         held = [v for v in statics if len(flow.shape(v)) > 1]
         parameters = tuple(dict.fromkeys(b for v in held for b in sorted(flow.levels.buffers(v))))
@@ -160,6 +163,15 @@ def _append(
         flow.consumers[value].append(step.id)
     for value in outputs:
         flow.producer[value] = step.id
+
+
+def _selected(flow: Flow, value: int) -> tuple[str, ...]:
+    """The parameters that a factor was picked from by an index (the weights of the experts that a router chose)."""
+    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
+        if base(step.node.op) in _PICKS and _ref(step.node.args[0]) not in step.inputs:
+            return step.parameters
+        value = step.inputs[0]
+    return ()
 
 
 def _ref(argument: object) -> int:

@@ -209,3 +209,20 @@ def test_features_first_of_a_linear_writer() -> None:
 def test_wrappers_are_looked_behind(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model = Net()
     assert anatomy(wrap(model)) == anatomy(model)
+
+
+def test_routed_experts_read_the_same_without_values() -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MixtralConfig(vocab_size=64, num_hidden_layers=2, num_local_experts=4, **sizes)
+    ids = {"input_ids": torch.randint(1, 64, (2, 6))}
+    model = MixtralForCausalLM(config)
+    real = normprobe.probe(model, ids, level="structure").anatomy
+    bare = normprobe.probe(model.to("meta"), {"input_ids": ids["input_ids"].to("meta")}, level="structure")
+    assert [b.kind for b in real.streams[0].branches] == ["attention", "moe"] * 2
+    experts = [b.writers for b in real.streams[0].branches if b.kind == "moe"]
+    assert all(f"model.layers.{i}.mlp.experts.down_proj" in writers for i, writers in enumerate(experts))
+    assert bare.anatomy.streams == real.streams
+    assert any("experts ran as" in skip.why for skip in bare.skipped)
+    assert config._experts_implementation == MixtralForCausalLM(config).config._experts_implementation
