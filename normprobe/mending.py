@@ -90,7 +90,10 @@ class Mending:
 def mend(model: nn.Module, inputs: Inputs | None = None, report: Report | None = None, allow: str = "exact") -> Mending:
     """Apply the rewrites that the findings name, as far as allowed, and probe again after each.
 
-    A rewrite stays only where its findings become fewer and no finding is new or worse; else it is taken back.
+    A rewrite stays only where its findings become fewer and no finding is new or worse; else it is taken back. The
+    model is probed again at the level of `report` and under its autocast. A report does not say which loss its
+    gradients were of: at level "backward" the probes after a rewrite take the default loss, so a report with a loss of
+    one's own is compared with gradients of another.
 
     Args:
         model: changed in place.
@@ -156,7 +159,8 @@ class _Work:
             self.reasons[rewrite.name] = f"{rewrite.name} was not applied: {error}"
             return
         try:
-            after = probe(self.model, self.inputs, level=self.report.data.level)
+            told = self.report.data
+            after = probe(self.model, self.inputs, level=told.level, autocast=told.target.autocast)
             verdict = _verdict(rewrite.name, self.report, after)
         except BaseException:
             made.undo()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -50,6 +50,24 @@ def test_a_sound_model_is_left_alone() -> None:
     assert done.after is done.before
     assert done.applied == ()
     assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
+def test_the_model_is_probed_again_as_the_report_was_made(
+    monkeypatch: pytest.MonkeyPatch, autocast: str | None
+) -> None:
+    model, inputs = narrow_decoder()
+    report = normprobe.probe(model, inputs, autocast=autocast)
+    seen = []
+
+    def spy(*args: Any, **more: Any) -> normprobe.Report:
+        seen.append(more)
+        return normprobe.probe(*args, **more)
+
+    monkeypatch.setattr("normprobe.mending.probe", spy)
+    done = mend(model, inputs, report=report)
+    assert [each["autocast"] for each in seen] == [autocast]
+    assert done.after.target.autocast == autocast
 
 
 @dataclass(frozen=True)

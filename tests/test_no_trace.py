@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def middle(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("level", ["structure", "forward", "backward"])
 def test_probe(name: str, level: Any) -> None:
     model, inputs = lived_in(MODELS[name]())
-    before = Snapshot(model)
+    before = Snapshot(model, inputs)
     normprobe.probe(model, inputs, level=level)
     before.assert_kept()
 
@@ -73,7 +74,7 @@ def test_forward_that_raises_halfway(name: str, at: int) -> None:
     model, inputs = lived_in(MODELS[name]())
     layer = middle(model)
     failing = layer.forward = Failing(layer.forward, at)
-    before = Snapshot(model)
+    before = Snapshot(model, inputs)
     with pytest.raises(Exception, match="midway") as caught:
         normprobe.probe(model, inputs, level="backward")
     assert isinstance(caught.value, MidwayError) or isinstance(caught.value.__cause__, MidwayError)
@@ -83,7 +84,7 @@ def test_forward_that_raises_halfway(name: str, at: int) -> None:
 
 def test_loss_that_raises() -> None:
     model, inputs = lived_in(decoder("pre"))
-    before = Snapshot(model)
+    before = Snapshot(model, inputs)
 
     def loss(output: Any, given: Any) -> Tensor:
         raise MidwayError("in the loss")
@@ -95,7 +96,7 @@ def test_loss_that_raises() -> None:
 
 def test_progress_that_raises() -> None:
     model, inputs = lived_in(decoder("pre"))
-    before = Snapshot(model)
+    before = Snapshot(model, inputs)
 
     def progress(stage: str, done: int, total: int) -> None:
         if stage == "gradients":
@@ -132,7 +133,38 @@ class Stateful(nn.Module):
 @pytest.mark.parametrize("level", ["structure", "forward", "backward"])
 def test_model_that_changes_itself_in_its_forward(level: Any) -> None:
     model, inputs = lived_in((Stateful(), torch.randn(2, 8, WIDTH)))
-    before = Snapshot(model)
+    before = Snapshot(model, inputs)
+    normprobe.probe(model, inputs, level=level)
+    before.assert_kept()
+
+
+class Writing(nn.Module):
+    """Writes into its input, its weights and their gradients, a nested tensor and its config; lets a cache grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.mlp, self.last = nn.ReLU(inplace=True), Mlp(), nn.LayerNorm(WIDTH)
+        self.table = nn.Embedding(4, WIDTH, max_norm=0.1)
+        self.cache, self.config = {"k": [torch.zeros(2)]}, SimpleNamespace(calls=0, inner=SimpleNamespace(log=[]))
+
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:
+        seen.append(self.relu(x))
+        self.cache["k"][0] += len(seen)
+        self.config.calls += 1
+        self.config.inner.log.append(1)
+        x = x + self.table(torch.arange(x.shape[1]) % 4)
+        self.last.bias.data += 1
+        if self.last.bias.grad is not None:
+            self.last.bias.grad += 1
+        return self.last(x + self.mlp(x))
+
+
+@pytest.mark.parametrize("level", ["structure", "forward", "backward"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_model_that_writes_into_inputs_weights_and_config(level: Any, requires_grad: bool) -> None:
+    x = torch.randn(2, 8, WIDTH, requires_grad=requires_grad)
+    model, inputs = lived_in((Writing(), (x * 1, [x * 2])))
+    before = Snapshot(model, inputs)
     normprobe.probe(model, inputs, level=level)
     before.assert_kept()
 
@@ -176,7 +208,7 @@ def test_a_trace_would_be_seen() -> None:
     """The comparison finds what a plain run of the stateful model leaves behind."""
     model, inputs = lived_in((Stateful(), torch.randn(2, 8, WIDTH)))
     model.train()
-    before = Snapshot(model)
+    before = Snapshot(model, inputs)
     model(inputs).sum().backward()
     expected = {
         "rng torch",
@@ -188,3 +220,13 @@ def test_a_trace_would_be_seen() -> None:
         "gradient last.weight",
     }
     assert expected <= set(before.changes())
+
+
+def test_a_trace_of_a_writing_model_would_be_seen() -> None:
+    model, inputs = lived_in((Writing(), (torch.randn(2, 8, WIDTH), [])))
+    model.last.bias.grad = torch.ones(WIDTH)
+    before = Snapshot(model, inputs)
+    with torch.no_grad():
+        model(*inputs)
+    seen = {"inputs", ": attribute cache", ": attribute config", "parameter table.weight", "parameter last.bias"}
+    assert seen | {"gradient last.bias"} <= set(before.changes())

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,15 +29,15 @@ HOOKS = (
 
 
 class Snapshot:
-    """The state of a model and of torch at one moment."""
+    """The state of a model, of the inputs it is given and of torch at one moment."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.state = state_of(model)
+    def __init__(self, model: nn.Module, inputs: Any = None) -> None:
+        self.model, self.inputs = model, inputs
+        self.state = state_of(model, inputs)
 
     def changes(self) -> list[str]:
         """Names of what is not as it was."""
-        now = state_of(self.model)
+        now = state_of(self.model, self.inputs)
         names = [*self.state, *(k for k in now if k not in self.state)]
         return [n for n in names if n not in now or n not in self.state or not same(self.state[n], now[n])]
 
@@ -42,8 +45,9 @@ class Snapshot:
         assert self.changes() == []
 
 
-def state_of(model: nn.Module) -> dict[str, Any]:
+def state_of(model: nn.Module, inputs: Any = None) -> dict[str, Any]:
     state: dict[str, Any] = {
+        "inputs": frozen(inputs),
         "rng torch": torch.get_rng_state(),
         "rng python": random.getstate(),
         "rng numpy": np.random.get_state(),
@@ -79,17 +83,20 @@ def module_state(module: nn.Module) -> dict[str, Any]:
     return state
 
 
-def frozen(value: Any) -> Any:
-    """A copy of plain data and tensors; of anything else nothing."""
+def frozen(value: Any, depth: int = 6) -> Any:
+    """A copy of plain data, tensors and what plain objects hold; of anything else nothing."""
     if isinstance(value, Tensor):
-        return bits(value)
-    if isinstance(value, dict):
-        return {k: frozen(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [frozen(v) for v in value]
+        return bits(value), value.requires_grad, value.grad_fn, bits(value.grad) if value.is_leaf else None
+    if isinstance(value, (int, float, str)) or not depth:
+        return value if isinstance(value, (int, float, str)) else None
+    if isinstance(value, Mapping):
+        return {k: frozen(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [frozen(v, depth - 1) for v in value]
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
-    return value if isinstance(value, (int, float, str)) else None
+    plain = hasattr(value, "__dict__") and not callable(value) and not isinstance(value, ModuleType)
+    return {k: frozen(v, depth - 1) for k, v in vars(value).items()} if plain else None
 
 
 def bits(tensor: Tensor | None) -> Any:

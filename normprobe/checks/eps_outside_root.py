@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Outcome, number
-from normprobe.records import NormSite, ReportData, Severity
+from normprobe.checks.base import number
+from normprobe.checks.each_norm import EachNormCheck
+from normprobe.records import Finding, NormSite, ReportData, Severity
 
 ROOTED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})
 
 
 @final
 @dataclass(frozen=True)
-class EpsOutsideRoot(Check):
+class EpsOutsideRoot(EachNormCheck):
     """A norm adds its eps elsewhere than to the mean square inside the root.
 
     ## What it measures
@@ -52,23 +53,18 @@ class EpsOutsideRoot(Check):
 
     code, name, severity, since = "NP101", "eps-outside-root", Severity.WARNING, "0.1.0"
 
-    def check(self, data: ReportData) -> Outcome:
-        """Yield one finding for every norm whose eps was found elsewhere than inside the root."""
-        if not data.anatomy.norms:
-            yield self.skip("no norm was found")
-        unknown = []
-        for norm in data.anatomy.norms:
-            if norm.eps_placement == "unknown" or norm.kind == "unknown":
-                unknown.append(norm.path)
-            elif norm.kind in ROOTED and norm.eps_placement in ("outside_sqrt", "clamp", "scaled"):
-                yield self.finding(
-                    norm.path,
-                    self._message(norm),
-                    value=norm.eps,
-                    source="Ioffe & Szegedy 2015, algorithm 1; torch.nn.RMSNorm",
-                )
-        if unknown:
-            yield self.skip("the place of eps could not be told", unknown)
+    def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
+        """One finding where eps was found elsewhere than inside the root."""
+        if norm.eps_placement == "unknown" or norm.kind == "unknown":
+            return "the place of eps could not be told"
+        if norm.kind not in ROOTED or norm.eps_placement not in ("outside_sqrt", "clamp", "scaled"):
+            return None
+        return self.finding(
+            norm.path,
+            self._message(norm),
+            value=norm.eps,
+            source="Ioffe & Szegedy 2015, algorithm 1; torch.nn.RMSNorm",
+        )
 
     @staticmethod
     def _message(norm: NormSite) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
-from normprobe.checks.base import Check, Outcome, number
+from normprobe.checks.base import number
+from normprobe.checks.each_norm import EachNormCheck, seen_by
 from normprobe.records import Finding, NormSite, ReportData, Severity
-from normprobe.theory import Format, format_of
+from normprobe.theory import Format
 
 
 @final
 @dataclass(frozen=True)
-class EpsVanishesInDtype(Check):
+class EpsVanishesInDtype(EachNormCheck):
     """An eps is too small for the dtype in which the norm uses it.
 
     ## What it measures
 
-    Eps against the smallest positive number of the dtype in which it is added. A norm that computes its
+    Eps against the smallest positive number of the dtype in which it is added, which follows from the dtype of
+    the norm's input in the recorded forward (autocast and mixed weights included). A norm that computes its
     statistic in the dtype of its input adds eps there; so does one whose fused reduction returns that dtype
     and is clamped afterwards, as torch.nn.functional.normalize does. A norm that reduces in float32 with eps
     inside the root uses eps in float32 and never loses it.
@@ -45,43 +47,35 @@ class EpsVanishesInDtype(Check):
     code, name, severity, since = "NP102", "eps-vanishes-in-dtype", Severity.ERROR, "0.1.0"
     fix = "UpcastNorms"
 
-    def check(self, data: ReportData) -> Outcome:
-        """Yield one finding for every norm whose eps is 0 in the dtype that it is used in."""
-        form = format_of(data.target.dtype)
-        if not data.anatomy.norms:
-            yield self.skip("no norm was found")
-            return
-        if form is None:
-            yield self.skip(f"the model's dtype {data.target.dtype!r} is not one whose range is known")
-            return
-        unknown = []
-        for norm in data.anatomy.norms:
-            verdict = self._vanishes(norm, form)
-            if verdict == "unknown":
-                unknown.append(norm.path)
-            elif verdict:
-                yield self._found(norm, form)
-        if unknown:
-            yield self.skip(f"could not tell eps, or whether it is used in {form.name}", unknown)
-
-    def _vanishes(self, norm: NormSite, form: Format) -> bool | Literal["unknown"]:
-        """Whether eps is lost, for a model in `form`."""
+    def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
+        """One finding where eps is 0 in the dtype that the norm uses it in."""
         if norm.frozen or norm.kind in ("dyt", "affine", "identity") or norm.eps_placement == "none":
-            return False
+            return None
+        seen = seen_by(norm, data)
+        if seen.form is None:
+            return f"the dtype of its input, {seen.text!r}, is not one whose range is known"
+        vanishes = self._vanishes(norm, seen.form)
+        if vanishes is None:
+            return f"could not tell eps, or whether it is used in {seen.form.name}"
+        return self._found(norm, seen.form, seen.sure) if vanishes else None
+
+    def _vanishes(self, norm: NormSite, form: Format) -> bool | None:
+        """Whether eps is lost, for an input in `form`; None where that cannot be told."""
         if norm.eps is None:
-            return "unknown"
+            return None
         if norm.reduction == "float32" or not self.exceeds(norm.eps, least=form.smallest_subnormal):
             return False
         if norm.reduction == "native":
-            return "unknown" if norm.eps_placement == "unknown" else norm.eps_placement != "inside_sqrt"
-        return True if norm.reduction == "input" else "unknown"
+            return None if norm.eps_placement == "unknown" else norm.eps_placement != "inside_sqrt"
+        return True if norm.reduction == "input" else None
 
-    def _found(self, norm: NormSite, form: Format) -> Finding:
+    def _found(self, norm: NormSite, form: Format, sure: bool) -> Finding:
         eps = norm.eps or 0.0
         rounded = "0" if form.vanishes(eps) else number(form.smallest_subnormal)
+        where = "where this norm uses it" if sure else "one of the model's dtypes; that of its input was not recorded"
         return self.finding(
             norm.path,
-            f"eps {number(eps)} becomes {rounded} in {form.name}, where this norm uses it: "
+            f"eps {number(eps)} becomes {rounded} in {form.name}, {where}: "
             f"a row of zeros is not guarded; it needs at least {number(form.smallest_subnormal)} or float32",
             value=norm.eps,
             bound=form.smallest_subnormal,

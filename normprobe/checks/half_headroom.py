@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -19,7 +20,7 @@ class HalfHeadroom(Check):
 
     The largest |x| of the stream after every write, against 65504, the largest finite float16, and half of
     it. The place is the first add whose sum exceeds the limit: branches may be finite one by one and their
-    sum not.
+    sum not. A NaN is no size: a write after which the largest |x| is NaN is left to NP504.
 
     ## Why it matters
 
@@ -60,15 +61,16 @@ class HalfHeadroom(Check):
         for stream in data.measurements.residual:
             if not stream.states:
                 yield self.skip("no write to the stream was measured", [stream.stream])
-            over = [state for state in stream.states if self._over(state, self.max_abs)]
+            sized = [state for state in stream.states if not math.isnan(state.abs_max)]
+            over = [state for state in sized if self.exceeds(state.abs_max, self.max_abs)]
             if over:
                 yield self._found(stream, over)
-
-    def _over(self, state: StreamState, most: float) -> bool:
-        return not state.finite or self.exceeds(state.abs_max, most)
+            elif len(sized) < len(stream.states):
+                lost = (state.path for state in stream.states if math.isnan(state.abs_max))
+                yield self.skip("the largest |x| is NaN (NP504)", lost)
 
     def _found(self, stream: StreamMeasure, over: list[StreamState]) -> Finding:
-        lost = [state for state in over if self._over(state, FLOAT16.largest)]
+        lost = [state for state in over if self.exceeds(state.abs_max, FLOAT16.largest)]
         first = (lost or over)[0]
         is_half = format_of(stream.basis.dtype) is FLOAT16
         return self.finding(
@@ -83,10 +85,8 @@ class HalfHeadroom(Check):
 
 def _message(state: StreamState, is_half: bool, dtype: str, lost: bool) -> str:
     size = f"|x| reaches {number(state.abs_max)} in channel {state.abs_argmax_channel}"
-    if not state.finite:
-        size = "the stream is not finite"
     after = f"{size} after this write, in {dtype}"
-    if is_half:
+    if is_half or math.isinf(state.abs_max):
         return f"{after}: the sum overflows" if lost else f"{after}: less than a factor of two is left"
     room = "it would overflow" if lost else "less than a factor of two would be left"
     return f"{after}: do not run it in float16, where {room}"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Outcome
-from normprobe.records import ReportData, Severity
-from normprobe.theory import BFLOAT16, FLOAT16, Format, format_of
+from normprobe.checks.each_norm import EachNormCheck, Seen, seen_by
+from normprobe.records import Finding, NormSite, ReportData, Severity
+from normprobe.theory import BFLOAT16, FLOAT16, Format
 
 WITHOUT_STATISTIC = frozenset({"dyt", "affine", "identity"})
 
 
 @final
 @dataclass(frozen=True)
-class HalfPrecisionReduction(Check):
+class HalfPrecisionReduction(EachNormCheck):
     """A norm takes its statistic in the dtype of its input instead of float32.
 
     ## What it measures
@@ -26,9 +26,9 @@ class HalfPrecisionReduction(Check):
     ## Why it matters
 
     In float16 the square of anything from 256 on is infinite, so one large channel turns the whole row into
-    zeros: an error where the model runs in float16 now. In bfloat16 nothing overflows, but the statistic
-    keeps 8 bits: up to 0.4 % of every row's scale, at every norm; a warning. A model in float32 is right
-    today, and would have one of the two faults as soon as it is cast: a note.
+    zeros: an error where the norm's input is float16 in the recorded forward. In bfloat16 nothing overflows,
+    but the statistic keeps 8 bits: up to 0.4 % of every row's scale, at every norm; a warning. A norm that gets
+    float32 is right today, and would have one of the two faults as soon as the model is cast: a note.
 
     ## What to do
 
@@ -48,24 +48,22 @@ class HalfPrecisionReduction(Check):
     code, name, severity, since = "NP106", "half-precision-reduction", Severity.ERROR, "0.1.0"
     fix = "UpcastNorms"
 
-    def check(self, data: ReportData) -> Outcome:
-        """Yield one finding for every norm that reduces in the dtype of its input."""
-        if not data.anatomy.norms:
-            yield self.skip("no norm was found")
-        form = format_of(data.target.dtype)
-        judged = [n for n in data.anatomy.norms if n.kind not in WITHOUT_STATISTIC and not n.frozen]
-        for norm in judged:
-            if norm.reduction == "input":
-                yield self.finding(
-                    norm.path,
-                    _consequence(form, data.target.dtype),
-                    value=norm.reduction,
-                    source="Micikevicius et al. 2018, sec. 3.3",
-                    severity=_severity(form),
-                )
-        unknown = [norm.path for norm in judged if norm.reduction == "unknown"]
-        if unknown:
-            yield self.skip("the dtype of the reduction could not be told", unknown)
+    def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
+        """One finding where the norm reduces in the dtype of its input."""
+        if norm.kind in WITHOUT_STATISTIC or norm.frozen:
+            return None
+        if norm.reduction == "unknown":
+            return "the dtype of the reduction could not be told"
+        if norm.reduction != "input":
+            return None
+        seen = seen_by(norm, data)
+        return self.finding(
+            norm.path,
+            _consequence(seen),
+            value=norm.reduction,
+            source="Micikevicius et al. 2018, sec. 3.3",
+            severity=_severity(seen.form),
+        )
 
 
 def _severity(form: Format | None) -> Severity:
@@ -74,12 +72,13 @@ def _severity(form: Format | None) -> Severity:
     return Severity.WARNING if form is BFLOAT16 else Severity.NOTE
 
 
-def _consequence(form: Format | None, dtype: str) -> str:
-    if form is FLOAT16:
+def _consequence(seen: Seen) -> str:
+    if seen.form is FLOAT16 and seen.sure:
         return "sums squares in float16: they overflow from |x| = 256 on, and the whole row becomes 0"
-    if form is BFLOAT16:
+    if seen.form is BFLOAT16 and seen.sure:
         return "sums squares in bfloat16: the row's scale keeps 8 bits, an error of up to 0.4 %"
+    now = f"{seen.text or 'unknown'} now" if seen.sure else f"one of {seen.text} (not recorded)"
     return (
-        f"sums squares in the dtype of its input, {dtype or 'unknown'} now: "
+        f"sums squares in the dtype of its input, {now}: "
         "float16 would overflow from |x| = 256 on, bfloat16 would keep 8 bits"
     )

@@ -17,8 +17,10 @@ class MissingFinalNorm(Check):
     ## What it measures
 
     Whether every path from the last residual add of a stream to the head passes a norm, read off the recorded
-    data flow. The value is the RMS of the stream that the head reads (median over tokens), where it was
-    measured; the message adds the largest token and the growth since the stream's entry.
+    data flow.
+    The head is the path to the logits, else to the first returned tensor. The value is the RMS of the stream
+    that is read there (median over tokens), where it was measured; the message adds the largest token and the
+    growth since the stream's entry.
 
     ## Why it matters
 
@@ -51,17 +53,15 @@ class MissingFinalNorm(Check):
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
         for stream in data.anatomy.streams:
-            if stream.final_norm is not None or stream.placement in ("post", "deepnorm"):
-                continue
-            if stream.needs_final_norm:
-                yield self._found(stream, data)
-            elif stream.needs_final_norm is None:
+            if undecided(stream):
                 reason = stream.final_norm_reason or "it could not be decided whether the head reads it"
                 yield self.skip(reason, [stream.name])
+            elif _open(stream) and stream.needs_final_norm:
+                yield self._found(stream, data)
 
     def _found(self, stream: Stream, data: ReportData) -> Finding:
         measure = next((m for m in data.measurements.residual if m.stream == stream.name and m.states), None)
-        text = f"the head reads the raw stream, without a norm, after {stream.depth} writes"
+        text = self._reading(stream, data)
         if measure is not None:
             last, entry = measure.states[-1], measure.entry_rms
             text += (
@@ -74,3 +74,23 @@ class MissingFinalNorm(Check):
             value=measure.states[-1].rms_median if measure else None,
             source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
         )
+
+    @staticmethod
+    def _reading(stream: Stream, data: ReportData) -> str:
+        """Who reads the raw stream: what the Anatomy says of it, else the head where there is one."""
+        writes, reason = f"after {stream.depth} writes", stream.final_norm_reason
+        if reason.startswith("read "):
+            return f"the raw stream is {reason}, {writes}"
+        if reason or data.anatomy.head is None:
+            return f"no norm follows the stream {writes} ({reason or 'no head was found'})"
+        return f"the head reads the raw stream, without a norm, {writes}"
+
+
+def undecided(stream: Stream) -> bool:
+    """Whether it could not be told if this stream lacks a final norm."""
+    return _open(stream) and stream.needs_final_norm is None
+
+
+def _open(stream: Stream) -> bool:
+    """Whether no norm is known to end the stream."""
+    return stream.final_norm is None and stream.placement not in ("post", "deepnorm")

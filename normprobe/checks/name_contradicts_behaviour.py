@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Outcome
+from normprobe.checks.each_norm import EachNormCheck
 from normprobe.records import Finding, NormSite, ReportData, Severity
 
 UNCENTRED = frozenset({"rmsnorm", "l2norm", "scalenorm", "dyt", "grn", "identity", "affine"})
@@ -24,7 +24,7 @@ SPELLINGS = {"rms": "RMSNorm", "layernorm": "LayerNorm"} | {
 
 @final
 @dataclass(frozen=True)
-class NameContradictsBehaviour(Check):
+class NameContradictsBehaviour(EachNormCheck):
     """A class is named after one kind of norm and computes another.
 
     ## What it measures
@@ -56,23 +56,15 @@ class NameContradictsBehaviour(Check):
 
     code, name, severity, since = "NP108", "name-contradicts-behaviour", Severity.NOTE, "0.1.0"
 
-    def check(self, data: ReportData) -> Outcome:
-        """Yield one finding for every norm whose class name claims another kind."""
-        if not data.anatomy.norms:
-            yield self.skip("no norm was found")
-        unknown = []
-        for norm in data.anatomy.norms:
-            claim = claimed(norm.class_name)
-            if claim is None:
-                continue
-            if norm.kind == "unknown":
-                unknown.append(norm.path)
-            elif norm.kind in CONTRADICTIONS[claim]:
-                yield self._found(norm, claim)
-        if unknown:
-            yield self.skip("the kind of norm could not be told", unknown)
-
-    def _found(self, norm: NormSite, claim: str) -> Finding:
+    def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
+        """One finding where the norm's class name claims another kind."""
+        claim = claimed(norm.class_name)
+        if claim is None:
+            return None
+        if norm.kind == "unknown":
+            return "the kind of norm could not be told"
+        if norm.kind not in CONTRADICTIONS[claim]:
+            return None
         mean = {True: " that subtracts the mean", False: " that subtracts no mean", None: ""}
         return self.finding(
             norm.path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import final
 
@@ -56,9 +57,9 @@ class UnresolvedLogits(Check):
     def check(self, data: ReportData) -> Outcome:
         """Yield one warning for all sites with too large logits, and one note for those with too large a
         bound."""
-        sites = [site for site in data.measurements.attention if site.heads]
-        measured = {site.path for site in sites}
-        missing = [site.path for site in data.anatomy.attention if site.path not in measured]
+        matched = _matched(data)
+        sites = [site for site, _ in matched]
+        missing = Counter(site.path for site in data.anatomy.attention) - Counter(site.path for site in sites)
         if missing:
             yield self.skip("its logits were not measured", missing)
         elif not sites:
@@ -66,8 +67,7 @@ class UnresolvedLogits(Check):
         over = [site for site in sites if self.exceeds(_largest(site), self.max_logit)]
         if over:
             yield self._measured(over, len(sites))
-        caps = {site.path: site.softcap for site in data.anatomy.attention}
-        bounds = [(_bound(site, caps.get(site.path)), site) for site in sites if not site.basis.exact]
+        bounds = [(_bound(site, cap), site) for site, cap in matched if not site.basis.exact]
         loose = [(b, site) for b, site in bounds if site not in over and self.exceeds(b, self.max_logit)]
         if loose:
             yield self._bounded(loose, len(sites))
@@ -95,6 +95,27 @@ class UnresolvedLogits(Check):
             severity=Severity.NOTE,
             places=[site.path for _, site in loose],
         )
+
+
+def _matched(data: ReportData) -> list[tuple[AttentionMeasure, float | None]]:
+    """Every measured site with its soft-cap.
+
+    Sites in one module share its path: they are matched by their order, which needs as many measures as sites. Where
+    some are missing, a cap is taken only where all sites of the module have the same.
+    """
+    caps: dict[str, list[float | None]] = {}
+    for site in data.anatomy.attention:
+        caps.setdefault(site.path, []).append(site.softcap)
+    counts = Counter(measure.path for measure in data.measurements.attention)
+    pairs, turn = [], Counter[str]()
+    for measure in data.measurements.attention:
+        known, order = caps.get(measure.path, []), turn[measure.path]
+        turn[measure.path] += 1
+        common = known[0] if len(set(known)) == 1 else None
+        cap = known[order] if len(known) == counts[measure.path] else common
+        if measure.heads:
+            pairs.append((measure, cap))
+    return pairs
 
 
 def _rank(value: float) -> float:

@@ -59,8 +59,6 @@ class UnusedNorm(Check):
                 yield self.finding(
                     norm.path,
                     "built but not called in the recorded forward, although the module around it ran",
-                    value=0.0,
-                    bound=1.0,
                     source="the recorded data flow",
                 )
             else:

@@ -14,7 +14,7 @@ from normprobe.cli.request import Request
 from normprobe.report.files import check_place
 from normprobe.report.render import Format
 from normprobe.report.report import Report
-from normprobe.report.wording import tally
+from normprobe.report.verdict import verdict
 
 if TYPE_CHECKING:
     from normprobe.targets import Loaded
@@ -47,13 +47,13 @@ def audit(
 ) -> None:
     """Find the norms of a model, measure what its signal does, and say what is wrong.
 
-    Exit code 0: clean. 1: a finding at or above --fail-on. 2: the audit could not run.
+    Exit code 0: no finding at or above --fail-on. 1: one or more. 2: the audit could not run.
     """
     request = Request(**locals())
     with outcome(debug=debug):
         report = _answered(request)
         if out is not None and not quiet:
-            stderr().print(f"wrote {out}: {_verdict(report)}", markup=False)
+            stderr().print(f"wrote {out}: {verdict(report.data).text}", markup=False)
         raise typer.Exit(FINDINGS if report.failed(fail_on.value) else CLEAN)
 
 
@@ -71,9 +71,9 @@ def demo(
     with outcome(debug=debug):
         report = _answered(request)
         if not quiet and (out is not None or pick(format, out) is Format.RICH):
-            code = FINDINGS if report.failed("error") else CLEAN
+            code, said = FINDINGS if report.failed("error") else CLEAN, verdict(report.data).text
             stderr().print(
-                f"demo: {_verdict(report)}; exit code 0 all the same. `normprobe audit {DEMO}` exits with {code}.",
+                f"demo: {said}; exit code 0 all the same. `normprobe audit {DEMO}` exits with {code}.",
                 markup=False,
             )
 
@@ -115,10 +115,6 @@ def _answered(request: Request) -> Report:
     report = examine(request)
     deliver(report, pick(request.format, request.out), request.out)
     return report
-
-
-def _verdict(report: Report) -> str:
-    return tally(one.severity for one in report.findings)
 
 
 def _described(report: Report, loaded: Loaded) -> Report:

@@ -127,9 +127,9 @@ def _decoder(face: Face, args: dict[str, Tensor], batch: int, seed: int, tokens:
 def _first_that_runs(face: Face, choices: Sequence[Choice]) -> Choice:
     """The first choice that runs on the twin, else the first that could not be tried, else an error."""
     twin = _twin(face)
-    if twin is None:
+    if isinstance(twin, str):
         args, words = choices[0]
-        return args, "; ".join(part for part in (words, "not tried: no twin on the meta device") if part)
+        return args, "; ".join(part for part in (words, f"not tried: no twin on the meta device ({twin})") if part)
     untried, reasons = None, []
     for dtype in (None, torch.bfloat16):  # some kernels for experts run in half precision alone
         twin = twin.to(dtype=dtype)
@@ -155,14 +155,14 @@ def _says_meta(reason: str) -> bool:
     return about_device or "meta" in reason.lower()
 
 
-def _twin(face: Face) -> nn.Module | None:
-    """The same class built from a copy of the configuration on meta, None where that cannot be done."""
+def _twin(face: Face) -> nn.Module | str:
+    """The same class built from a copy of the configuration on meta, or the reason why that cannot be done."""
     build: Any = type(face.module)
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             twin: nn.Module = build(copy.deepcopy(face.config))
-    except Exception:  # a class may need more than its configuration; the caller says that none was tried
-        return None
+    except Exception as error:  # a class may need more than its configuration; the caller says why none was tried
+        return _first_line(error)
     return twin.to("meta").eval()  # some constructors put a tensor on the CPU all the same
 
 
@@ -174,8 +174,12 @@ def _reason(twin: nn.Module, args: dict[str, Tensor]) -> str | None:
         with torch.no_grad():
             twin(**on_meta)
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return _first_line(error)
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _placed(model: nn.Module, args: dict[str, Tensor]) -> dict[str, Tensor]:

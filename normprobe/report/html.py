@@ -12,7 +12,8 @@ from normprobe.report.places import joined
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.style import CSS
 from normprobe.report.svg import chart
-from normprobe.report.wording import plural, tally
+from normprobe.report.verdict import verdict
+from normprobe.report.wording import plural
 
 
 def fragment(data: ReportData) -> str:
@@ -38,11 +39,10 @@ def _name(data: ReportData) -> str:
 
 
 def _sections(data: ReportData) -> Iterator[str]:
-    worst = min((one.severity for one in data.findings), key=lambda severity: severity.rank, default=None)
-    verdict = tally(one.severity for one in data.findings)
+    said = verdict(data)
     known = [*headline(data), *([f"{len(data.skipped)} not looked at"] if data.skipped else [])]
     yield f'<header><p class="np-name">{escape(_name(data))}</p>'
-    yield f'<p class="np-verdict np-{worst.value if worst else "clean"}">{verdict}</p>'
+    yield f'<p class="np-verdict np-{said.level}">{said.text}</p>'
     yield f'<p class="np-dim">{escape(" · ".join(known))}</p>'
     if broken := broken_output(data):
         yield f'<p class="np-broken-text">{escape(broken)}</p>'

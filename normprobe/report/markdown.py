@@ -11,7 +11,8 @@ from normprobe.report.overview import headline, leftover_facts, stream_facts
 from normprobe.report.places import joined
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.sparks import spark
-from normprobe.report.wording import number, plural, tally
+from normprobe.report.verdict import verdict
+from normprobe.report.wording import number, plural
 
 _SPARK = 48
 
@@ -36,7 +37,7 @@ def code(text: str) -> str:
 
 def _lines(data: ReportData) -> Iterator[str]:
     yield f"# {escape(data.target.name or data.target.class_name or 'model')}"
-    yield f"\n**{tally(one.severity for one in data.findings)}**  "
+    yield f"\n**{verdict(data).text}**  "
     yield escape(" · ".join(headline(data)))
     yield "\n## Anatomy\n"
     for stream in data.anatomy.streams:

@@ -6,7 +6,8 @@ from normprobe.records import ReportData
 from normprobe.report.groups import finding_groups
 from normprobe.report.overview import final_norm_text, placement_text, size_text
 from normprobe.report.places import joined
-from normprobe.report.wording import ascii_only, number, plural, tally
+from normprobe.report.verdict import verdict
+from normprobe.report.wording import ascii_only, number, plural
 
 MOST_STREAMS = 6
 
@@ -14,8 +15,7 @@ MOST_STREAMS = 6
 def summary(data: ReportData) -> str:
     """One verdict line, a line a stream with its growth, the counts, and a line for each raised code."""
     name = data.target.name or data.target.class_name or "model"
-    verdict = tally(one.severity for one in data.findings)
-    lines = [f"normprobe: {name}: {verdict}", *_streams(data), _counts(data)]
+    lines = [f"normprobe: {name}: {verdict(data).text}", *_streams(data), _counts(data)]
     for group in finding_groups(data.findings):
         places = joined(group.places, 90, most=2)
         lines.append(f"  {group.severity.value} {group.first.code} {group.first.name} at {places}")

@@ -33,7 +33,8 @@ background:var(--np-card)}}
 .normprobe-report .np-code{{font-weight:650}}
 .normprobe-report .np-error,.normprobe-report .np-error .np-code,.normprobe-report .np-broken-text{{
 color:var(--np-error)}}
-.normprobe-report .np-warning,.normprobe-report .np-warning .np-code{{color:var(--np-warning)}}
+.normprobe-report .np-warning,.normprobe-report .np-warning .np-code,.normprobe-report .np-unread{{
+color:var(--np-warning)}}
 .normprobe-report .np-note,.normprobe-report .np-note .np-code{{color:var(--np-note)}}
 .normprobe-report .np-clean,.normprobe-report .np-finding>.np-fix{{color:var(--np-clean)}}
 .normprobe-report .np-charts{{display:grid;gap:14px;

@@ -16,7 +16,8 @@ from normprobe.report.overview import broken_output, headline, leftover_facts, s
 from normprobe.report.page import INDENT, MOST_STREAMS, Page, hanging
 from normprobe.report.places import joined
 from normprobe.report.series import charts
-from normprobe.report.wording import plural, tally
+from normprobe.report.verdict import verdict
+from normprobe.report.wording import plural
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDEST = 140
@@ -49,14 +50,12 @@ class TerminalReport:
 
 
 def _verdict(page: Page, data: ReportData) -> Iterator[RenderableType]:
-    severities = [one.severity for one in data.findings]
-    worst = min(severities, key=lambda severity: severity.rank, default=None)
-    mark = "✓ " if worst is None or worst is Severity.NOTE else "✗ "
-    style = STYLES[worst] if worst else "bold green"
+    said = verdict(data)
+    style = STYLES[said.worst] if said.worst else "bold green" if said.read else "bold yellow"
     name = data.target.name or data.target.class_name or "model"
-    verdict = Text.assemble((page.text(mark + tally(severities)), style), page.text(" · "))
-    verdict.append(page.fit(name, max(20, page.width - len(verdict))), style="bold")
-    yield verdict
+    line = Text.assemble((page.text(f"{said.mark} {said.text}"), style), page.text(" · "))
+    line.append(page.fit(name, max(20, page.width - len(line))), style="bold")
+    yield line
     skips = [f"{len(data.skipped)} not looked at"] if data.skipped else []
     if known := [*headline(data), *skips]:
         yield page.facts(known, style="dim")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,17 @@ def is_model_type(name: str) -> bool:
     from transformers import CONFIG_MAPPING
 
     return name in CONFIG_MAPPING
+
+
+def close_types(name: str, most: int = 3) -> list[str]:
+    """Model types of transformers whose name is a word of `name` or is spelt much like it, the closest first."""
+    from transformers import CONFIG_MAPPING
+
+    asked = name.rsplit("/", 1)[-1].lower().replace("-", "_")
+    known = {kind.replace("-", "_"): kind for kind in CONFIG_MAPPING}
+    words = sorted((kind for kind in known if kind in re.split(r"[^a-z0-9]+", asked)), key=len, reverse=True)
+    alike = difflib.get_close_matches(asked, known, n=most)
+    return [known[kind] for kind in dict.fromkeys((*words, *alike))][:most]
 
 
 def default_config(model_type: str) -> Any:

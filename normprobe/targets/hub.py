@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normprobe.errors import TargetError
-from normprobe.targets.config import check_fields, is_model_type
+from normprobe.targets.config import check_fields, close_types, is_model_type
 from normprobe.targets.folder import load_folder
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.quiet import quiet
@@ -51,7 +51,7 @@ def load_hub(name: str, options: TargetOptions) -> Built:
         TargetError: no such repository or revision, no access, or the hub cannot be reached and the cache
             does not hold it; and all that a checkpoint folder raises.
     """
-    repository = _find(name, options.revision)
+    repository = _find(name, options)
     try:
         folder = _fetch_all(repository, options)
     except TargetError:
@@ -67,10 +67,11 @@ def load_hub(name: str, options: TargetOptions) -> Built:
     return replace(built, revision=folder.name, notes=notes)
 
 
-def _find(name: str, revision: str | None) -> Repository:
+def _find(name: str, options: TargetOptions) -> Repository:
     """Ask the hub once, without the retries that make an unreachable hub cost half a minute."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
+    revision = options.revision
     wanted = f"{name} at revision {revision}" if revision else name
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
@@ -82,16 +83,16 @@ def _find(name: str, revision: str | None) -> Repository:
     except errors.GatedRepoError as error:
         raise TargetError(
             f"{wanted}: the hub asks for its licence to be accepted first",
-            hint=f"hf auth login; {_hint(name)}",
+            hint=f"hf auth login; {_hint(name, options)}",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise TargetError(f"{name}: the hub has no revision {revision!r} of it", hint="--revision main") from error
     except errors.RepositoryNotFoundError as error:
         raise TargetError(
             f"{name}: not found",
-            expected="a local path or a repository of the hub",
+            expected=_expected(options),
             found=f"no file or folder of that name, and no such (public) repository on {_endpoint()}",
-            hint=f"hf auth login for a private one; {_hint(name)}",
+            hint=f"hf auth login for a private one; {_hint(name, options)}",
         ) from error
     except Exception as error:
         return Repository(name, revision, _why_offline(error))
@@ -110,7 +111,7 @@ def _fetch_all(repository: Repository, options: TargetOptions) -> Path:
     """Fetch what loading needs, and return the folder of the cache that holds it."""
     config = repository.fetch("config.json")
     if config is None:
-        raise _unreachable(repository)
+        raise _unreachable(repository, options)
     check_fields(config, read_json(config), options)
     for file in FILES:
         repository.fetch(file)
@@ -147,15 +148,15 @@ def _fetch_code(repository: Repository) -> None:
         snapshot_download(repository.name, revision=repository.revision, allow_patterns=["*.py"])
 
 
-def _unreachable(repository: Repository) -> TargetError:
+def _unreachable(repository: Repository, options: TargetOptions) -> TargetError:
     return TargetError(
         f"{repository.name}: not found",
-        expected="a local path or a repository of the hub",
+        expected=_expected(options),
         found=(
             f"no file or folder of that name; not in the hub's local cache; "
             f"{_endpoint()} not reached ({repository.offline})"
         ),
-        hint=_hint(repository.name),
+        hint=_hint(repository.name, options),
     )
 
 
@@ -165,14 +166,22 @@ def _endpoint() -> str:
     return str(constants.ENDPOINT)
 
 
-def _hint(name: str) -> str:
-    """`--config-only` with the model type that `name` is or contains, where there is one."""
+def _expected(options: TargetOptions) -> str:
+    kinds = "a local path, a model type of transformers" if options.config_only else "a local path"
+    return f"{kinds} or a repository of the hub"
+
+
+def _hint(name: str, options: TargetOptions) -> str:
+    """`--config-only` with the model type that `name` is or contains; close types where it was given already."""
     from transformers import CONFIG_MAPPING
 
+    if options.config_only:
+        close = " or ".join(f"--config-only {kind}" for kind in close_types(name))
+        return f"{close}, if one of these was meant" if close else "no model type of transformers has a name like it"
     if is_model_type(name):
         return f"--config-only {name} builds its default configuration with random weights"
     words = re.split(r"[^a-z0-9]+", name.rsplit("/", 1)[-1].lower())
-    close = max((kind for kind in CONFIG_MAPPING if kind in words), key=len, default=None)
-    if close is not None:
-        return f"--config-only {close} builds a default {close} with random weights"
+    contained = max((kind for kind in CONFIG_MAPPING if kind in words), key=len, default=None)
+    if contained is not None:
+        return f"--config-only {contained} builds a default {contained} with random weights"
     return "--config-only MODEL_TYPE (gpt2, llama, …) builds a default configuration with random weights"

@@ -40,8 +40,8 @@ def test_equal_findings_are_gathered_and_others_are_not() -> None:
 
 def test_findings_of_equal_nan_are_gathered() -> None:
     nan = float("nan")
-    broken = [b.residual(b.state(0, nan), stream=name) for name in ("a", "b")]
-    found, _ = run(b.document(residual=tuple(broken)), checks=[find("NP304")])
+    broken = [b.residual(massive=(b.massive(nan),), stream=name) for name in ("a", "b")]
+    found, _ = run(b.document(residual=tuple(broken)), checks=[find("NP303")])
     assert [len(f.places) for f in found] == [1]
 
 

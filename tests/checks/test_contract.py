@@ -44,7 +44,6 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
 }
 NOT_FINITE: dict[str, Callable[[float], ReportData]] = {
     "NP303": lambda x: b.document(residual=(b.residual(massive=(b.massive(x),)),)),
-    "NP304": lambda x: b.document(residual=(b.residual(b.state(0, x)),)),
     "NP401": lambda x: b.document().model_copy(
         update={"measurements": Measurements(attention=(b.logits(3.0, x, bound=x),), output_finite=True)}
     ),
@@ -148,6 +147,11 @@ def test_unknown_facts_are_skipped_or_pass_on_purpose(check: Check) -> None:
 @pytest.mark.parametrize("code", NOT_FINITE)
 def test_what_is_not_finite_never_passes(code: str, value: float) -> None:
     assert code in codes(NOT_FINITE[code](value))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_an_infinite_stream_has_no_headroom(value: float) -> None:
+    assert "NP304" in codes(b.document(residual=(b.residual(b.state(0, value)),)))
 
 
 @pytest.mark.parametrize("check", [c for c in ALL if "forward" in c.needs.words()], ids=each)

@@ -17,7 +17,7 @@ def judge(code: str, data: ReportData) -> tuple[tuple[Finding, ...], tuple[Skipp
     return run(data, [find(code)])
 
 
-def one(code: str, dtype: str = "float32", **facts: Any) -> Finding | None:
+def one(code: str, dtype: str = "float32", /, **facts: Any) -> Finding | None:
     """What `code` finds at a single norm."""
     found, skipped = judge(code, b.document(norms=(b.norm("here", **facts),), dtype=dtype))
     assert skipped == ()
@@ -104,9 +104,52 @@ def test_np102_says_what_it_cannot_tell(facts: dict[str, Any]) -> None:
 
 
 def test_np102_says_that_the_dtype_is_unknown() -> None:
-    found, skipped = judge("NP102", b.document(dtype="posit16"))
+    found, skipped = judge("NP102", b.document(norms=(b.norm("here", reduction="input"),), dtype="posit16"))
     assert found == ()
-    assert "'posit16' is not one" in skipped[0].why
+    assert skipped[0].what.endswith("at here")
+    assert "'posit16', is not one" in skipped[0].why
+
+
+@pytest.mark.parametrize(
+    ("model", "seen", "severity"),
+    [
+        ("float32", "float16", "error"),  # autocast
+        ("float32", "bfloat16", "warning"),
+        ("float16", "float32", "note"),  # cast before the norm
+        ("float32, float16", "float32", "note"),
+        ("float16, float32", "float16", "error"),
+        ("float16, float32", "", "error"),
+        ("float32, float16", "", "error"),
+        ("float32, bfloat16", "", "warning"),
+        ("float32, uint8", "", "note"),
+    ],
+)
+def test_np106_judges_by_what_the_norm_saw(model: str, seen: str, severity: str) -> None:
+    found = one("NP106", model, reduction="input", dtype=seen)
+    assert found is not None
+    assert found.severity.value == severity
+    assert ("one of" in found.message) is ("," in model and not seen)
+    assert f"{seen or model}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("model", "seen", "lost"),
+    [
+        ("float32", "float16", True),
+        ("float16", "float32", False),
+        ("float16, float32", "float32", False),
+        ("float16, float32", "float16", True),
+        ("float16, float32", "", True),
+        ("float32, float16", "", True),
+        ("float32, float8_e4m3fn", "", False),
+        ("float8_e4m3fn, bfloat16", "", False),
+        ("posit16", "float16", True),
+    ],
+)
+def test_np102_judges_by_what_the_norm_saw(model: str, seen: str, lost: bool) -> None:
+    found = one("NP102", model, reduction="input", eps=1e-12, dtype=seen)
+    assert (found is not None) is lost
+    assert found is None or ("not recorded" in found.message) is (not seen)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +273,7 @@ def test_np208_finds_a_norm_that_its_running_module_forgot(path: str) -> None:
     write = b.branch("blocks.1", parameters=("blocks.1.mlp.fc.weight",))
     data = b.document(norms=(b.norm(), idle(path)), streams=(b.stream(branches=(b.branch("blocks.0"), write)),))
     found, skipped = judge("NP208", data)
-    assert [f.where for f in found] == [path]
+    assert [(f.where, f.value, f.limit, f.unit) for f in found] == [(path, None, None, "")]
     assert skipped == ()
 
 

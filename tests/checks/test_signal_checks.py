@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normprobe.checks import find, run
-from normprobe.records import Finding, Measurements, ReportData, Skipped
+from normprobe.records import Finding, Head, Measurements, ReportData, Skipped
 from tests.checks import builders as b
 
 NAN, INF = math.nan, math.inf
@@ -28,6 +28,22 @@ def test_np201_finds_a_stream_that_needs_a_norm_and_states_what_the_head_reads(p
         "the head reads the raw stream, without a norm, after 2 writes: "
         "its RMS is 7.4 (median token) to 8.88 (largest), against 0.5 at the entry"
     )
+
+
+@pytest.mark.parametrize("head", [None, Head(path="head.weight")])
+def test_np201_says_what_reads_the_stream(head: Head | None) -> None:
+    raw = b.stream(final_norm=None, final_norm_reason="read without a norm by last_hidden_state")
+    data = b.document(streams=(raw,), residual=())
+    data = data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"head": head})})
+    (found,), _ = judge("NP201", data)
+    assert found.message == "the raw stream is read without a norm by last_hidden_state, after 2 writes"
+
+
+def test_np201_names_no_head_where_none_was_found() -> None:
+    data = b.document(streams=(b.stream(final_norm=None),), residual=())
+    data = data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"head": None})})
+    (found,), _ = judge("NP201", data)
+    assert found.message == "no norm follows the stream after 2 writes (no head was found)"
 
 
 def test_np201_needs_no_measurement() -> None:
@@ -119,10 +135,19 @@ def test_np304_names_the_first_add_that_is_lost_and_lists_every_other() -> None:
     assert (found.where, found.places) == ("blocks.2", ("blocks.1", "blocks.2", "blocks.3"))
 
 
-def test_np304_believes_the_finite_flag_over_the_number() -> None:
-    (found,), _ = judge("NP304", b.document(residual=(b.residual(b.state(0, 3.0, finite=False), dtype="half"),)))
-    assert found.severity.value == "error"
-    assert "the stream is not finite after this write" in found.message
+def test_np304_leaves_nan_to_np504() -> None:
+    data = b.document(residual=(b.residual(b.state(0), b.state(1, NAN, finite=False), dtype="float16"),))
+    found, skipped = judge("NP304", data)
+    assert found == ()
+    assert skipped == (Skipped(what="NP304 half-headroom at blocks.1", why="the largest |x| is NaN (NP504)"),)
+    assert [f.code for f in run(data)[0]] == ["NP504"]
+
+
+def test_np304_names_the_overflow_and_not_the_nan_that_follows() -> None:
+    states = (b.state(0, INF, finite=False), b.state(1, NAN, finite=False))
+    (found,), skipped = judge("NP304", b.document(residual=(b.residual(*states, dtype="float16"),)))
+    assert (found.where, found.places, found.value, found.severity.value) == ("blocks.0", (), INF, "error")
+    assert skipped == ()
 
 
 def test_np304_says_that_a_stream_has_no_states() -> None:
@@ -172,6 +197,34 @@ def test_np401_notes_a_bound_that_alone_exceeds_the_limit() -> None:
 )
 def test_np401_passes_what_is_bounded(site: Any, heads: Any) -> None:
     assert judge("NP401", measured(site, heads)) == ((), ())
+
+
+def two(*caps: float | None) -> ReportData:
+    """Two attention sites in one module, each with its cap."""
+    return b.document(attention=tuple(b.site(softcap=cap) for cap in caps))
+
+
+def with_logits(data: ReportData, *heads: Any) -> ReportData:
+    return data.model_copy(update={"measurements": Measurements(attention=heads)})
+
+
+@pytest.mark.parametrize(("caps", "bounds"), [((50.0, None), (40.0, 900.0)), ((None, 50.0), (900.0, 40.0))])
+def test_np401_gives_two_sites_of_one_module_their_own_cap(
+    caps: tuple[float | None, ...], bounds: tuple[float, ...]
+) -> None:
+    """The cap of one site bounds that site alone, whichever comes first."""
+    (found,), _ = judge("NP401", with_logits(two(*caps), *(b.logits(3.0, bound=bound) for bound in bounds)))
+    assert found.value == 900.0
+    swapped = with_logits(two(*caps), *(b.logits(3.0, bound=bound) for bound in reversed(bounds)))
+    assert judge("NP401", swapped) == ((), ())
+
+
+def test_np401_misses_the_second_site_of_a_module() -> None:
+    found, skipped = judge("NP401", with_logits(two(50.0, None), b.logits(3.0, bound=900.0)))
+    assert [f.value for f in found] == [900.0]  # which of the two it is cannot be told, nor whether it is capped
+    assert [row.why for row in skipped] == ["its logits were not measured"]
+    found, _ = judge("NP401", with_logits(two(50.0, 50.0), b.logits(3.0, bound=900.0)))
+    assert found == ()  # capped, whichever it is
 
 
 @pytest.mark.parametrize("bound", [NAN, INF])

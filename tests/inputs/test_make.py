@@ -254,6 +254,22 @@ def test_further_required_arguments_are_named() -> None:
         inputs_from_config(Needs(vocab_size=11))
 
 
+def test_a_class_without_a_twin_says_why_nothing_was_tried() -> None:
+    class TakesMore(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig, rows: int) -> None:
+            super().__init__(config)
+            self.embedding = nn.Embedding(rows, 4)
+
+        def forward(self, input_ids: Tensor | None = None, pixel_values: Tensor | None = None) -> Tensor:
+            raise ValueError("never reached")
+
+    _, words = inputs_from_config(TakesMore(PretrainedConfig(vocab_size=11), 11))
+    assert "not tried: no twin on the meta device (TypeError: " in words
+    assert "missing 1 required positional argument: 'rows'" in words
+
+
 def test_model_that_refuses_every_candidate_shows_its_reasons() -> None:
     class Refuses(PreTrainedModel):
         config_class = PretrainedConfig

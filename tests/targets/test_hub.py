@@ -15,6 +15,7 @@ import pytest
 
 from normprobe.errors import TargetError
 from normprobe.targets import resolve
+from normprobe.targets.config import close_types
 from tests.targets import checkpoints
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -140,7 +141,15 @@ def test_stand_in_hub_then_cache_then_nothing(hub: tuple[str, Path], tmp_path: P
     assert "no revision 'v9'" in revision["error"]
 
     dead = "http://127.0.0.1:9"
-    cached, unknown = ask(home, dead, False, ("someone/tiny", {}), ("gpt2", {}))
+    cached, unknown, misspelt, nothing = ask(
+        home,
+        dead,
+        False,
+        ("someone/tiny", {}),
+        ("gpt2", {}),
+        ("lama", {"config_only": True}),
+        ("zork", {"config_only": True}),
+    )
     assert cached["sums"] == tiny["sums"]
     assert any("hub not reached" in note for note in cached["notes"])
     for part in (
@@ -150,6 +159,31 @@ def test_stand_in_hub_then_cache_then_nothing(hub: tuple[str, Path], tmp_path: P
         "--config-only gpt2",
     ):
         assert part in unknown["error"]
+
+    assert "a local path, a model type of transformers or a repository" in misspelt["error"]
+    assert "try: --config-only llama or " in misspelt["error"]
+    assert "zork: not found" in nothing["error"]
+    assert "no model type of transformers has a name like it" in nothing["error"]
+    assert "--config-only" not in nothing["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("lama", "llama"),
+        ("GPT-2", "gpt2"),
+        ("gptneox", "gpt_neox"),
+        ("deepseek-v3", "deepseek_v3"),
+        ("meta-llama/Llama-3-8B", "llama"),
+        ("bert-base-uncased", "bert"),
+        ("gpt_sw3", "gpt-sw3"),
+    ],
+)
+def test_a_model_type_is_found_by_a_name_like_it(name: str, first: str) -> None:
+    found = close_types(name)
+    assert found[0] == first
+    assert len(found) <= 3
+    assert close_types("zork") == []
 
 
 def test_offline_is_said() -> None:

@@ -1,0 +1,56 @@
+"""The one sentence that a report begins with, the same in every form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normprobe.checks.missing_final_norm import undecided
+from normprobe.records import Anatomy, ReportData, Severity
+from normprobe.report.wording import tally
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one model.
+
+    Attributes:
+        text: the counts by severity, "clean" where nothing was found and the model could be read.
+        worst: the worst severity among the findings, None when there are none.
+        read: whether the model's parts were read, so that the absence of findings says something.
+    """
+
+    text: str
+    worst: Severity | None
+    read: bool
+
+    @property
+    def mark(self) -> str:
+        """✗ where something is wrong, ? where nothing was found for want of reading, else ✓."""
+        if self.worst in (Severity.ERROR, Severity.WARNING):
+            return "✗"
+        return "✓" if self.read else "?"
+
+    @property
+    def level(self) -> str:
+        """The worst severity, else "clean" or "unread"."""
+        return self.worst.value if self.worst else "clean" if self.read else "unread"
+
+
+def verdict(data: ReportData) -> Verdict:
+    """The counts; where no error or warning was found, also what could not be read at all."""
+    worst = min((one.severity for one in data.findings), key=lambda severity: severity.rank, default=None)
+    counts, gap = tally(one.severity for one in data.findings), _unread(data.anatomy)
+    if worst in (Severity.ERROR, Severity.WARNING) or not gap:
+        return Verdict(counts, worst, not gap)
+    if worst is None and not data.anatomy.norms and not data.anatomy.streams:
+        return Verdict(f"nothing could be read; {gap}", worst, read=False)
+    return Verdict(f"{counts if worst else 'nothing found wrong'}; {gap}", worst, read=False)
+
+
+def _unread(anatomy: Anatomy) -> str:
+    """What a clean verdict would hide; empty where the build of the model was read."""
+    if not anatomy.streams:
+        return "no residual stream was found" if anatomy.norms else "no norm and no residual stream was found"
+    if all(map(undecided, anatomy.streams)):
+        return "whether a final norm is missing could not be decided"
+    return ""

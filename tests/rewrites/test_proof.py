@@ -1,0 +1,65 @@
+"""Both sides of a proof see the same inputs and the same weights, whatever the forward writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe.errors import RewriteError
+from normprobe.rewrites.base import Effect
+from normprobe.rewrites.proof import Baseline
+from tests.trace import Snapshot
+
+
+@dataclass
+class Output:
+    x: Any
+
+
+class Writes(nn.Module):
+    """Adds one to its input and a cache to its list, renormalises its table, doubles its bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(3, 4, max_norm=0.5), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Output:
+        x += 1
+        seen.append(x)
+        self.linear.bias.data *= 2
+        return Output({"y": self.linear(x * len(seen) + self.table(torch.arange(3)))})
+
+
+def test_no_change_is_proven_to_be_none() -> None:
+    torch.manual_seed(0)
+    model, inputs = Writes(), (torch.randn(3, 4), [torch.ones(1)])
+    before = Snapshot(model, inputs)
+    baseline = Baseline.of(model, inputs, Effect.EXACT)
+    proof = baseline.compare(model, inputs)
+    assert (proof.max_abs, proof.holds) == (0.0, True)
+    assert proof.rounding_before is not None
+    assert proof.rounding_before < 1e-5, "the wider copy saw the same inputs"
+    before.assert_kept()
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+def test_a_change_is_not_hidden(factor: float) -> None:
+    torch.manual_seed(0)
+    model, inputs = Writes(), (torch.randn(3, 4), [])
+    baseline = Baseline.of(model, inputs, Effect.EXACT)
+    with torch.no_grad():
+        model.linear.weight *= factor
+    assert baseline.compare(model, inputs).holds is False
+
+
+def test_nothing_to_prove() -> None:
+    class Empty(nn.Module):
+        def forward(self, x: Tensor) -> Output:
+            return Output(None)
+
+    with pytest.raises(RewriteError, match="nothing to prove: Empty returns no floating tensor"):
+        Baseline.of(Empty(), torch.ones(1), Effect.EXACT)

@@ -1,0 +1,125 @@
+"""Whole audits of two trained models, held against what is known of them.
+
+Their files come inside installed packages; without these the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normprobe import stats
+from normprobe.cli.audit import examine
+from normprobe.cli.options import DtypeChoice
+from normprobe.cli.request import Request
+from normprobe.records import StreamState
+from normprobe.report.report import Report
+
+
+def audit(target: Path) -> Report:
+    """The report of `normprobe audit` on 512 tokens of the bundled text, in float32."""
+    return examine(Request(str(target), tokens=512, dtype=DtypeChoice("float32"), quiet=True))
+
+
+def block_outputs(report: Report) -> list[StreamState]:
+    """The stream after the last write of each block, in order."""
+    (measured,) = report.residual
+    return list({state.block: state for state in measured.states}.values())
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Report:
+    pytest.importorskip("gguf")
+    return audit(smollm2_gguf)
+
+
+@pytest.fixture(scope="module")
+def minilm(minilm_folder: Path) -> Report:
+    return audit(minilm_folder)
+
+
+def test_smollm2_is_read_as_what_it_is(smollm2: Report) -> None:
+    assert smollm2.target.inputs == "bundled sample text, 512 tokens"
+    assert smollm2.target.dtype == "float32"
+    (stream,) = smollm2.anatomy.streams
+    assert (stream.placement, stream.depth, stream.width, stream.parallel) == ("pre", 60, 576, False)
+    assert stream.final_norm == "model.norm"
+    assert [branch.kind for branch in stream.branches] == ["attention", "mlp"] * 30
+    assert len({branch.block for branch in stream.branches}) == 30
+    norms = smollm2.anatomy.norms
+    assert len(norms) == 61
+    assert {(n.kind, n.eps, n.eps_placement, n.dtype) for n in norms} == {("rmsnorm", 1e-5, "inside_sqrt", "float32")}
+    sites = smollm2.anatomy.attention
+    assert [(site.heads, site.kv_heads, site.head_dim, site.qk_norm) for site in sites] == [(9, 3, 64, None)] * 30
+    assert smollm2.anatomy.head is not None
+    assert smollm2.anatomy.head.tied_to == "model.embed_tokens.weight"
+
+
+def test_smollm2_is_sound_and_has_massive_activations(smollm2: Report) -> None:
+    assert {finding.severity.value for finding in smollm2.findings} == {"note"}
+    assert "NP303" in [finding.code for finding in smollm2.findings]
+    assert not smollm2.failed("warning")
+    assert smollm2.measurements.output_finite is True
+
+
+def test_smollm2_keeps_its_first_token_large(smollm2: Report) -> None:
+    state = block_outputs(smollm2)[11]
+    assert state.block == "model.layers.11"
+    assert state.position == 0
+    assert 900 <= state.rms_max <= 1100
+    assert 5 <= state.rms_median <= 7
+    (measured,) = smollm2.residual
+    largest = max(measured.massive, key=lambda entry: abs(entry.value))
+    assert largest.position == 0
+    assert largest.ratio > 1000
+
+
+def test_smollm2_grows_with_depth(smollm2: Report) -> None:
+    medians = [state.rms_median for state in block_outputs(smollm2)]
+    assert len(medians) == 30
+    assert 1.5 <= medians[0] <= 2.2
+    assert 35 <= medians[-1] <= 42
+    assert medians[-1] >= 15 * medians[0]
+    assert 0.75 <= stats.growth(medians).exponent <= 0.95
+
+
+def test_minilm_is_read_as_what_it_is(minilm: Report) -> None:
+    assert minilm.target.inputs == "bundled sample text, 512 tokens"
+    (stream,) = minilm.anatomy.streams
+    assert (stream.placement, stream.depth, stream.width) == ("post", 12, 384)
+    assert (stream.final_norm, stream.needs_final_norm) == (None, False)
+    assert len({branch.block for branch in stream.branches}) == 6
+    norms = minilm.anatomy.norms
+    assert len(norms) == 13
+    assert {(n.kind, n.eps, n.eps_placement) for n in norms} == {("layernorm", 1e-12, "inside_sqrt")}
+    assert stream.entry_norm in {n.path for n in norms if n.role == "embedding"}
+    assert all(branch.post_norm for branch in stream.branches)
+
+
+def test_minilm_is_sound_and_does_not_grow(minilm: Report) -> None:
+    assert "NP201" not in [finding.code for finding in minilm.findings]
+    assert not [row for row in minilm.skipped if row.what.startswith("NP201")]
+    assert not minilm.failed("error")
+    medians = [state.rms_median for state in block_outputs(minilm)]
+    assert max(medians) < 3 * statistics.median(medians)
+
+
+def test_minilm_on_the_command_line_prints_json_alone(minilm: Report, minilm_folder: Path, root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "normprobe", "audit", str(minilm_folder), "--tokens", "512", "--format", "json"],
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "normprobe-report/1"
+    assert document["anatomy"] == json.loads(minilm.to_json())["anatomy"]
+    assert [f["code"] for f in document["findings"]] == [f.code for f in minilm.findings]
