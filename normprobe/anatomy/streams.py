@@ -17,12 +17,13 @@ from normprobe.anatomy.blocks import stream_name
 from normprobe.anatomy.branches import Reading, branch_records, norm_path, read_branches
 from normprobe.anatomy.flow import Flow, Step
 from normprobe.anatomy.head_rows import replay
-from normprobe.anatomy.ops import Role
+from normprobe.anatomy.ops import LIGHT, Role
 from normprobe.anatomy.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.walk import light_chain
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 
+_KEEPING = LIGHT | {Role.NORM, Role.ACT}  # steps that keep the layout, and views, which can be followed
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
 
@@ -122,14 +123,14 @@ def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
     """The axis of the stream on which its writers put their output features; the last axis counts as −1."""
     for reading in readings:
         moves: list[tuple[Step, int]] = []
-        for link in light_chain(flow, reading.part.end):
-            step = flow.made_by(link.value)
-            if step is not None and step.role is Role.MATMUL and step.parameters:
-                found = _followed(flow, step, moves)
-                if found is not None:
-                    return found
-            if step is not None and step.role is Role.MOVE:
-                moves.append((step, step.outputs.index(link.value)))
+        value = reading.part.end
+        while (step := flow.made_by(value)) is not None and step.role in _KEEPING:
+            if step.role is Role.MOVE:
+                moves.append((step, step.outputs.index(value)))
+            value = step.inputs[0]
+        found = _followed(flow, step, moves) if step is not None and step.role is Role.MATMUL else None
+        if found is not None:
+            return found
     return -1
 
 

@@ -203,6 +203,19 @@ def test_features_first_of_a_linear_writer() -> None:
     assert (stream.feature_axis, stream.width) == (1, 4)
 
 
+def test_features_of_a_convolution_behind_a_norm_are_channels() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.write, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x + self.norm(self.write(x)))
+
+    (stream,) = anatomy(nn.Sequential(Residual(), Residual()), torch.randn(2, 4, 5, 6)).streams
+    assert (stream.feature_axis, stream.width, stream.placement) == (1, 4, "postact")
+
+
 @pytest.mark.parametrize(
     "wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["data", "compile"]
 )
