@@ -21,6 +21,21 @@ from normprobe.records import Anatomy, Branch
 
 PICKS = 3  # branches of each stream that are tried
 ROUNDING = 1e-12  # relative; zero in all but name, as a zeroed branch adds exact zeros
+LIGHT = (
+    "aten::mul",
+    "aten::div",
+    "aten::_to_copy",
+    "aten::clone",
+    "aten::copy_",
+    "aten::native_dropout",
+    "aten::dropout",
+    "aten::constant_pad_nd",
+    "aten::cat",
+    "aten::mul_",
+    "aten::div_",
+    "aten::_unsafe_view",
+    "aten::index_select",
+)
 ADDS = ("aten::add", "aten::sub", "aten::rsub", "aten::lerp", "aten::addcmul", "aten::addcdiv")
 
 
@@ -33,50 +48,67 @@ class Held:
     unreachable: list[str] = field(default_factory=list)
 
 
-class Taint(TorchDispatchMode):
-    """Follows what is computed from the tensors `sources`, and notes the sums of two such tensors of one shape."""
+class Taint(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows what is computed from the tensors `sources`, by storage, and notes the sums that could be residual adds.
 
-    def __init__(self, sources: Iterable[Tensor]) -> None:
-        super().__init__()
+    Such a sum adds a tensor, seen through views, copies and scaling, to something computed from that same tensor.
+    With `discrete=False` whole numbers computed from the sources (a comparison, a choice) are not followed further.
+    """
+
+    def __init__(self, sources: Iterable[Tensor], discrete: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.discrete = discrete
         self._alive: list[Tensor] = list(sources)  # a freed storage's address would be given to another
-        self._hot = {self._key(t) for t in self._alive}
-        self.sums: list[str] = []
-        self.used = False
+        self._root = {self._key(t): i for i, t in enumerate(self._alive)}
+        self._behind = {i: frozenset({i}) for i in self._root.values()}  # the roots that a root was computed from
+        self.skips: list[str] = []
+        self.read = self.used = False
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether the tensor was computed from a source."""
-        return self._key(tensor) in self._hot
+        return self._key(tensor) in self._root
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         hot = [t for t in given if self.holds(t)]
         if hot:
-            self.used = True
-            self._note_sum(func, given, hot)
+            self.read = True
+            self._note_skip(func, given)
             made = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-            mutated = [t for t in given[:1] if func._schema.is_mutable]
-            for tensor in (*made, *mutated):
-                self._alive.append(tensor)
-                self._hot.add(self._key(tensor))
+            self._follow(func, hot, [*made, *(given[:1] if func._schema.is_mutable else [])])
         return out
 
-    def _note_sum(self, func: Any, given: list[Tensor], hot: list[Tensor]) -> None:
-        name = func._schema.name.removesuffix("_")
-        floating = [t for t in hot if t.is_floating_point()]
-        if name in ADDS and len(floating) >= 2 and floating[0].shape == floating[1].shape:
-            self.sums.append(f"{func._schema.name} of two {tuple(floating[0].shape)}")
+    def _note_skip(self, func: Any, given: list[Tensor]) -> None:
+        name = func._schema.name
+        terms = [t for t in given[:2] if t.is_floating_point() and self.holds(t)]
+        if name.removesuffix("_") in ADDS and len(terms) == 2 and terms[0].shape == terms[1].shape:
+            a, b = (self._root[self._key(t)] for t in terms)
+            if a in self._behind[b] or b in self._behind[a]:
+                self.skips.append(f"{name} of two {tuple(terms[0].shape)}")
+
+    def _follow(self, func: Any, hot: list[Tensor], made: list[Tensor]) -> None:
+        roots = [self._root[self._key(t)] for t in hot]
+        light = func.is_view or func._schema.name in LIGHT
+        if light and len(set(roots)) == 1:
+            root = roots[0]
+        else:
+            root = len(self._behind)
+            self._behind[root] = frozenset({root}).union(*(self._behind[r] for r in roots))
+        for tensor in (t for t in made if self.discrete or t.is_floating_point() or t.is_complex()):
+            self._alive.append(tensor)
+            self._root[self._key(tensor)] = root
 
 
-def sums_of_activations(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[str]:
-    """The sums of two tensors of one shape that both depend on the inputs; a model without any has no residual add."""
+def skips(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[str]:
+    """The sums of a forward that could be residual adds; a model without any has no residual stream."""
     taint = Taint(inputs.values())
     run(model, inputs, taint)
-    return taint.sums
+    return taint.skips
 
 
 def first_output(output: Any) -> Tensor:
@@ -109,7 +141,7 @@ def run(model: nn.Module, inputs: Mapping[str, Tensor], mode: Taint | None = Non
                 return first_output(model(**inputs, **cache)).double()
             with mode:
                 output = first_output(model(**inputs, **cache))
-            mode.used = mode.used and mode.holds(output)
+            mode.used = mode.holds(output)
             return output.double()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -142,8 +174,10 @@ def _fault(
             if name not in params:
                 return f"{place}: no parameter {name} among the {side}"
     family = [other for other in branches if set(other.readers) & set(branch.readers)]
-    writers = {id(params[name]): params[name] for other in family for name in other.writers}
-    readers = [params[name] for name in dict.fromkeys(branch.readers) if id(params[name]) not in writers]
+    writers: dict[int, Tensor] = {id(params[name]): params[name] for other in family for name in other.writers}
+    # A branch that is one linear map reads and writes with the same parameters.
+    readers: list[Tensor] = [params[name] for name in dict.fromkeys(branch.readers)]
+    readers = [reader for reader in readers if id(reader) not in writers] or readers
     moved, still, shift = _effects(model, inputs, readers, list(writers.values()))
     if not still <= ROUNDING:
         return f"{place}: with its writers zeroed its readers still move the output, by {still:.1e}"
@@ -161,6 +195,8 @@ def _effects(
     """Relative moves of the output: noise on readers, the same with writers zeroed, zeroing the writers alone."""
     base = run(model, inputs)
     moved = _with(model, inputs, readers, _noise, base)
+    ids = {id(w) for w in writers}
+    readers = [r for r in readers if id(r) not in ids]
     kept = [w.detach().clone() for w in writers]
     with torch.no_grad():
         for writer in writers:
@@ -201,8 +237,10 @@ def _noise(param: Tensor) -> None:
 
 
 def _reaches(model: nn.Module, inputs: Mapping[str, Tensor], writers: list[Tensor]) -> bool:
-    """Whether anything computed from the writers enters the output; also true where no operation reads them."""
-    taint = Taint(writers)
+    """Whether numbers computed from the writers enter the output, other than by choices (a router's, a boundary's).
+
+    Also true where no operation reads the writers: then they are none.
+    """
+    taint = Taint(writers, discrete=False)
     run(model, inputs, taint)
-    read = len(taint._alive) > len(writers)
-    return taint.used or not read
+    return taint.used or not taint.read

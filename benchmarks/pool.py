@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -24,13 +25,12 @@ BUILDING = ("start", "build")
 
 
 class Worker:
-    """One subprocess of `trial`."""
+    """One subprocess of `trial`, or of another command that answers as it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "benchmarks.trial")) -> None:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         environment["TRANSFORMERS_VERBOSITY"] = "error"
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115: closed with the worker
-        command = [sys.executable, "-m", "benchmarks.trial"]
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
         )
@@ -60,7 +60,10 @@ class Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        self._errors.close()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            with suppress(BrokenPipeError):  # an entry that the process did not live to read
+                if stream is not None:
+                    stream.close()
 
     def _lost(self, entry: Entry, stage: str, reason: str, kill: bool = False) -> dict[str, Any]:
         self.served = BATCH

@@ -17,7 +17,8 @@ normprobe makes from the configuration, and probed at level "structure".
 
 - **audited**: at least one residual stream was read, and for up to three branches of each the readers and writers hold:
   with the branch's writers at zero, noise on its readers does not move the output by a bit; with them in place it does.
-  Or there is provably no stream: no sum of two activations of one shape ran.
+  Or there is provably no stream: in the whole forward no sum adds a tensor (seen through views, copies, scaling) to
+  something computed from it.
 - **refused**: normprobe said that it cannot make inputs or read the model, and why.
 - **unsound**: the reading and the model disagree. **crashed**: any other error, or the time limit.
 - **not built**: no shrunken configuration could be built and run without normprobe, so that nothing is known.

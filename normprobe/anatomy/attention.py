@@ -39,6 +39,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         scale_parameter=parameters[0] if parameters else None,
         softcap=op.softcap,
         causal=op.causal,
+        biased=op.biased,
         kernel=op.kernel,
         qk_norm=_qk_norm(query, key, norms, heads, shape[-1]),
         columns=columns,

@@ -30,6 +30,7 @@ class AttentionOp:
     scale_parameters: tuple[str, ...]
     softcap: float | None
     causal: bool | None
+    biased: bool
     kernel: str
     site: OpSite
 
@@ -65,7 +66,7 @@ def _composite(flow: Flow, step: Step) -> AttentionOp | None:
         ordinal=call.execution,
         execution=_execution(flow, call.parent),
     )
-    return AttentionOp(step, query, key, value, factor, (), None, causal, call.composite, site)
+    return AttentionOp(step, query, key, value, factor, (), None, causal, False, call.composite, site)
 
 
 def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
@@ -76,7 +77,7 @@ def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
     query, key, value = values
     scale = step.node.kwargs.get("scale")
     factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
-    return AttentionOp(step, query, key, value, factor, (), None, None, base(step.node.op), op_site(flow, step))
+    return AttentionOp(step, query, key, value, factor, (), None, None, False, base(step.node.op), op_site(flow, step))
 
 
 @dataclass
@@ -87,6 +88,8 @@ class _Logits:
     factor: float | None = 1.0
     after_tanh: float | None = None
     parameters: tuple[str, ...] = ()
+    biased: bool = False
+    shift: Step | None = None  # the subtraction of each row's maximum, which leaves the softmax as it is
 
 
 def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
@@ -110,8 +113,9 @@ def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
         logits.parameters,
         logits.after_tanh,
         None,
+        logits.biased,
         base(step.node.op),
-        op_site(flow, step),
+        op_site(flow, logits.shift or step),
     )
 
 
@@ -125,6 +129,7 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
             return found
         if step.role is Role.MATMUL:
             found.product = step if _operands(flow, step) is not None else None
+            found.biased = found.biased or _accumulates(flow, step)
             return found
         if step.role not in _BETWEEN:
             return found
@@ -132,13 +137,40 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
             _scaled(flow, step, found)
         elif step.role is Role.ACT and "tanh" in step.node.op:
             found.after_tanh = found.factor
-        value = step.inputs[0] if len(step.inputs) == 1 else _towards_product(flow, step)
+        found.biased = found.biased or (step.role is Role.SHIFT and bool(step.parameters))
+        value = step.inputs[0] if len(step.inputs) == 1 else _summand(flow, step, found)
 
 
 def _scaled(flow: Flow, step: Step, found: _Logits) -> None:
     constant = constant_factor(flow, step)
     found.factor = None if constant is None or found.factor is None else found.factor * constant
     found.parameters += step.parameters
+
+
+def _accumulates(flow: Flow, product: Step) -> bool:
+    """Whether a product adds to something that was filled before (ALiBi in `baddbmm`)."""
+    first = argument_value(product.node.args[0])
+    if base(product.node.op) != "aten.baddbmm" or first is None or product.node.kwargs.get("beta", 1) == 0:
+        return False
+    return base(flow.trace.producer(first).op) not in ("aten.empty", "aten.zeros", "aten.new_empty", "aten.new_zeros")
+
+
+def _summand(flow: Flow, step: Step, found: _Logits) -> int:
+    """The summand that leads to the product; the other one is a bias, a mask of floats, or the row's own maximum."""
+    value = _towards_product(flow, step)
+    others = [v for v in step.inputs if v != value]
+    if base(step.node.op) == "aten.sub" and all(_row_maximum(flow, v, value) for v in others):
+        found.shift = step
+    elif not all(flow.levels.raw(v) for v in others):
+        found.biased = True
+    return value
+
+
+def _row_maximum(flow: Flow, value: int, source: int) -> bool:
+    """Whether `value` is a maximum over `source`, by way of views."""
+    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
+        value = step.inputs[0]
+    return step is not None and base(step.node.op) in ("aten.max", "aten.amax") and step.inputs[0] == source
 
 
 def _towards_product(flow: Flow, step: Step) -> int:

@@ -54,7 +54,7 @@ class GraphSubject:
         def call(x: Tensor) -> Tensor:
             env = {self._origin: x}
             for node in self._nodes:
-                _run(node, env, tensors, dtype)
+                _run(node, env, tensors, dtype, self.device)
             result = env[self._end]
             if not result.is_floating_point() or result.shape != x.shape:
                 raise NotComparableError(f"output of shape {tuple(result.shape)}, input {tuple(x.shape)}")
@@ -91,7 +91,7 @@ class StaticFunction:
         """The value for these parameters and buffers."""
         env: dict[int, Tensor] = {}
         for node in self._nodes:
-            _run(node, env, tensors, torch.float64)
+            _run(node, env, tensors, torch.float64, torch.device("cpu"))
         return env[self._value]
 
 
@@ -120,7 +120,10 @@ def _state(model: nn.Module, nodes: Sequence[Node]) -> dict[str, Tensor]:
     return state
 
 
-def _run(node: Node, env: dict[int, Tensor], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+def _run(
+    node: Node, env: dict[int, Tensor], tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Run one recorded operation on the values in `env`; tensors that it makes from nothing lie on `device`."""
     if node.op in ("parameter", "buffer"):
         env[node.outputs[0]] = tensors[node.name]
         return
@@ -134,7 +137,7 @@ def _run(node: Node, env: dict[int, Tensor], tensors: dict[str, Tensor], dtype: 
     if dtype is torch.float64:
         args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
     if "device" in kwargs:
-        kwargs["device"] = next(iter(env.values())).device
+        kwargs["device"] = device
     output = node.function(*args, **kwargs)
     made = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
     env.update(zip(node.outputs, made, strict=False))

@@ -31,7 +31,7 @@ def head_rows(flow: Flow, value: int, side: Side, heads: int) -> HeadRows | None
     weight = _weight(flow, side.projection) if side.projection is not None else None
     if side.projection is None or weight is None:
         return None
-    index = torch.tensor(weight.rows).expand(flow.shape(side.projection.outputs[0])).contiguous()
+    index = torch.tensor(weight.rows).expand(flow.shape(side.projection.outputs[0]))
     for step, place in reversed(side.moves):
         moved = replay(step.node, index, place)
         if moved is None:
@@ -75,8 +75,11 @@ def _weight(flow: Flow, projection: Step) -> _Weight | None:
             moved: Tensor | None = numbers
             for node, place in steps:
                 moved = None if moved is None else replay(node, moved, place)
-            row = None if moved is None else moved.reshape(-1, width)
-            if row is not None and bool((row == row[:1]).all()):
+            if moved is None:
+                continue
+            row = moved.reshape(-1, width)
+            others = row[[0, len(row) // 2, -1]]  # views move whole axes: three rows stand for all
+            if bool((others == others[:1]).all()):
                 return _Weight(name, axis, tuple(row[0].tolist()))
     return None
 
@@ -103,6 +106,9 @@ def replay(node: Node, tensor: Tensor, place: int) -> Tensor | None:
         return tensor
     args, kwargs = pytree.tree_map_only(Ref, lambda _: tensor, (node.args, node.kwargs))
     function: Any = torch.ops.aten.reshape.default if base(node.op) == "aten.view" else node.function
-    output = function(*args, **kwargs)
+    try:
+        output = function(*args, **kwargs)
+    except RuntimeError:  # a view of another dtype (complex numbers of a rotary embedding): rows cannot be told
+        return None
     made = output if isinstance(output, (tuple, list)) else [output]
     return made[place] if isinstance(made[place], Tensor) else None

@@ -2,109 +2,215 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from normprobe.capture.writes import Keeper, put_contents_back
+
+Undo = Callable[[], object]
+
+_DEPTH = 4  # containers and objects inside each other that are looked into; ends every cycle
+_MANY = 2**16  # entries; a longer container is put back too, but not looked into
+_NESTED = 16 * 2**20  # elements of tensors inside containers and objects that are copied; others before a write
+
+_OPEN: ContextVar[Keeper | None] = ContextVar("keeper of the guard that is open", default=None)
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[Keeper]:
     """While open the model is in eval mode and torch's fused encoder path is off; afterwards all is as it was.
 
-    Restored bit for bit, also when the body raises: buffers, train flags, attributes of every module (caches,
-    counters, plain tensors), hooks, which parameters require gradients and their `.grad`, random states of Python,
-    numpy (when loaded) and torch on every device. The values of parameters are not copied: a forward in eval mode
-    that writes into its own parameters is not undone.
+    Restored bit for bit, also when the body raises: buffers, train flags, attributes of every module with what is
+    inside them (containers, plain objects such as a config, tensors), hooks, which parameters require gradients,
+    their `.grad`, random states of Python, numpy (when loaded) and torch on every device. Objects and tensors keep
+    their identity. Parameters and gradients are copied just before their first write; for that
+    the body reports writes to the keeper, or runs under its mode.
+
+    Not seen: writes to parameters that go past torch's dispatcher (numpy views, foreign kernels), numpy arrays,
+    and what lies deeper than four containers or objects.
+
+    Yields:
+        The keeper. Where another guard is open already, that one's keeper keeps what it knows, to its own end.
+
+    Raises:
+        Exception: the first error of those that restoring met; all else is restored nevertheless.
     """
-    states = [_ModuleState(module) for module in model.modules()]
-    rng, grad = _rng_states(model), torch.is_grad_enabled()
-    fast_path = torch.backends.mha.get_fastpath_enabled()
+    keeper = Keeper(_OPEN.get())
+    state = _State(model, keeper)
+    token = _OPEN.set(keeper)
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
-        yield
+        yield keeper
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        torch.set_grad_enabled(grad)
-        for state in states:
-            state.restore()
-        _restore_rng(rng)
+        _OPEN.reset(token)
+        _run([*keeper.steps, *state.steps])
 
 
-class _ModuleState:
-    """One module's own state: its dictionary, its inner dictionaries, and the contents of its plain tensors."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.own = dict(module.__dict__)
-        self.inner = [(c, c.copy()) for value in self.own.values() for c in _containers(value)]
-        tensors = [*self.own.values(), *module._buffers.values()]
-        self.tensors = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
-        self.flags = [(p, p.requires_grad, p.grad) for p in module._parameters.values() if p is not None]
-
-    def restore(self) -> None:
-        """Put back what changed; identity of every container and tensor is kept."""
-        own = self.module.__dict__
-        if own.keys() != self.own.keys() or any(own[k] is not v for k, v in self.own.items()):
-            own.clear()
-            own.update(self.own)
-        for container, contents in self.inner:
-            _refill(container, contents)
-        with torch.no_grad():
-            for tensor, copy in self.tensors:
-                if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
-                    tensor.data = copy
-                elif tensor.device.type != "meta" and not _same_bits(tensor, copy):
-                    tensor.copy_(copy)
-        for parameter, requires_grad, grad in self.flags:
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = grad
+def _run(steps: Iterable[Undo]) -> None:
+    """Take every step, also after one that failed; then raise the first error."""
+    errors = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
-def _containers(value: Any, depth: int = 4) -> Iterator[Any]:
-    """`value` if it is a dictionary, list or set, and those inside it, to a depth that ends every cycle."""
-    if not isinstance(value, (dict, list, set)) or not depth:
-        return
-    yield value
-    for inner in value.values() if isinstance(value, dict) else value:
-        yield from _containers(inner, depth - 1)
+class _State:
+    """The steps that put a model and torch back as they are now."""
+
+    def __init__(self, model: nn.Module, keeper: Keeper) -> None:
+        self.steps: list[Undo] = [
+            partial(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()),
+            partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+            *_random_states(model),
+        ]
+        self._keeper, self._room = keeper, _NESTED
+        self._depths: dict[int, int] = {}  # by id: how deep a container or object has been looked into
+        self._tensors: set[int] = set()
+        for module in model.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._parameter(parameter)
+        for module in model.modules():
+            self._module(module)
+
+    def _module(self, module: nn.Module) -> None:
+        own = module.__dict__
+        self.steps.append(partial(_refill, own, own.copy()))
+        for value in (*own.values(), *module._buffers.values()):
+            if isinstance(value, Tensor):
+                self._tensor(value)
+        for value in own.values():
+            self._nested(value, _DEPTH)
+
+    def _parameter(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        self.steps.append(partial(_put_flags_back, parameter, parameter.requires_grad, gradient))
+        self._written_later(parameter)
+        if gradient is not None:
+            self._written_later(gradient)
+
+    def _nested(self, value: Any, depth: int) -> None:
+        """Everything inside a container or a plain object."""
+        if isinstance(value, Tensor):
+            keep = self._tensor if self._fits(value) else self._written_later
+            keep(value)
+            return
+        contents = _contents(value) if self._depths.get(id(value), 0) < depth else None
+        if contents is None:
+            return
+        self._depths[id(value)] = depth
+        if not isinstance(contents, tuple):
+            self.steps.append(partial(_refill, contents, contents.copy()))
+        if len(contents) <= _MANY:
+            for inner in contents.values() if isinstance(contents, dict) else contents:
+                self._nested(inner, depth - 1)
+
+    def _fits(self, tensor: Tensor) -> bool:
+        """Whether there is room for a copy of a nested tensor; takes that room."""
+        if id(tensor) in self._tensors or is_lazy(tensor) or tensor.is_meta:
+            return True
+        if tensor.numel() > self._room:
+            return False
+        self._room -= tensor.numel()
+        return True
+
+    def _tensor(self, tensor: Tensor) -> None:
+        """Copy a tensor's contents now."""
+        memory = self._memory(tensor)
+        if memory is not None and not tensor.is_meta:
+            self.steps.append(partial(put_contents_back, memory, memory.clone()))
+
+    def _written_later(self, tensor: Tensor) -> None:
+        """Copy a tensor's contents when it is about to be written."""
+        memory = self._memory(tensor)
+        if memory is not None and not tensor.is_meta:
+            self._keeper.hold(memory)
+
+    def _memory(self, tensor: Tensor) -> Tensor | None:
+        """Another tensor in the same memory, to which `tensor` is set back; None where it is looked after already."""
+        if id(tensor) in self._tensors or is_lazy(tensor):
+            return None
+        self._tensors.add(id(tensor))
+        memory = tensor.detach()
+        self.steps.append(partial(_set_back, tensor, memory))
+        return memory
+
+
+def _contents(value: Any) -> Any:
+    """A container itself, the dictionary of a plain object, None for anything else.
+
+    Modules have a state of their own; what can be called, Python's modules and loggers belong to the process.
+    """
+    if isinstance(value, (dict, list, set, deque, tuple)):
+        return value
+    if callable(value) or isinstance(value, (ModuleType, logging.Logger)):
+        return None
+    own = getattr(value, "__dict__", None)
+    return own if isinstance(own, dict) else None
 
 
 def _refill(container: Any, copy: Any) -> None:
-    """Give a dictionary, list or set its old contents back, keeping its identity."""
-    if isinstance(container, list):
-        container[:] = copy
+    """Give a container its old contents back where they differ, keeping its identity."""
+    if isinstance(container, set):
+        same = container == copy
     else:
-        container.clear()
+        same = len(container) == len(copy) and all(map(_is, container, copy))
+        if same and isinstance(container, dict):
+            same = all(map(_is, container.values(), copy.values()))
+    if same:
+        return
+    container.clear()
+    if isinstance(container, (list, deque)):
+        container.extend(copy)
+    else:
         container.update(copy)
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits: NaN equals NaN, 0 is not −0."""
-    if a.layout is not torch.strided:
-        return False
-    return torch.equal(a.detach().contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+def _is(a: object, b: object) -> bool:
+    return a is b
 
 
-def _rng_states(model: nn.Module) -> dict[str, Any]:
-    states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+def _set_back(tensor: Tensor, memory: Tensor) -> None:
+    """Give a tensor its old memory, shape and dtype back where they were exchanged."""
+    if memory.layout is not torch.strided:
+        return
+    form = (memory.shape, memory.dtype, memory.device)
+    if (tensor.shape, tensor.dtype, tensor.device) != form or not (memory.is_meta or tensor.is_set_to(memory)):
+        tensor.data = memory
+
+
+def _put_flags_back(parameter: Tensor, requires_grad: bool, gradient: Tensor | None) -> None:
+    """Only where they differ: parameters without values and inference tensors refuse it otherwise."""
+    if parameter.requires_grad != requires_grad:
+        parameter.requires_grad_(requires_grad)
+    if parameter.grad is not gradient:
+        parameter.grad = gradient
+
+
+def _random_states(model: nn.Module) -> Iterator[Undo]:
+    yield partial(random.setstate, random.getstate())
+    yield partial(torch.set_rng_state, torch.get_rng_state())
     if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
+        numpy = sys.modules["numpy"].random
+        yield partial(numpy.set_state, numpy.get_state())
     devices = {p.device for p in model.parameters()} | {b.device for b in model.buffers()}
     for device in devices - {torch.device("cpu"), torch.device("meta")}:
-        states[str(device)] = torch.get_device_module(device).get_rng_state(device)
-    return states
-
-
-def _restore_rng(states: dict[str, Any]) -> None:
-    random.setstate(states.pop("python"))
-    torch.set_rng_state(states.pop("cpu"))
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states.pop("numpy"))
-    for name, state in states.items():
-        torch.get_device_module(torch.device(name)).set_rng_state(state, torch.device(name))
+        backend = torch.get_device_module(device)
+        yield partial(backend.set_rng_state, backend.get_rng_state(device), device)

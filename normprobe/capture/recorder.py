@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -16,9 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from normprobe.capture.calls import CallSpec
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.outputs import named_tensors
 from normprobe.capture.storage import ValueTable
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.wrappers import wrapped_forwards
+from normprobe.capture.writes import Keeper, written
+from normprobe.errors import InputError
 
 COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
     F.scaled_dot_product_attention: (
@@ -40,21 +44,39 @@ def record(model: nn.Module, inputs: Inputs) -> Trace:
     """Run `model` once on `inputs` in eval mode without gradients and return the recorded data flow.
 
     The model is left bit for bit as it was, also when its forward raises (that error passes through).
+
+    Raises:
+        InputError: if a parameter of a lazy module has no values yet, or the inputs cannot be passed.
     """
-    recorder = _Recorder(model)
+    _refuse_lazy(model)
     plain = torch.inference_mode(False)  # inference mode shows other operations for the same layer
-    with plain, untouched(model), torch.no_grad(), wrapped_forwards(model, recorder.around):
-        with recorder.functions, recorder.dispatch:
-            output = invoke(model, inputs)
-        recorder.finish(output)
+    with plain, untouched(model) as keeper, torch.no_grad():
+        recorder = _Recorder(model, keeper)
+        with wrapped_forwards(model, recorder.around):
+            with recorder.functions, recorder.dispatch:
+                output = invoke(model, inputs)
+            recorder.finish(output)
     return recorder.trace
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            path = name.rpartition(".")[0]
+            raise InputError(
+                f"{name} has no values yet",
+                expected="a model whose parameters have their shapes",
+                found=f"{type(model.get_submodule(path)).__name__} at {path or '.'}, a lazy module that never ran",
+                hint="run it once first: model(inputs)",
+            )
 
 
 class _Recorder:
     """Builds a `Trace` while the two modes and the forward wrapper report to it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, keeper: Keeper) -> None:
         self.trace = Trace()
+        self.keeper = keeper
         self.table = ValueTable()
         self.stack: list[int] = []
         self.runs: defaultdict[str, int] = defaultdict(int)
@@ -92,7 +114,7 @@ class _Recorder:
         return call
 
     def close(self, call: Call, output: Any) -> Any:
-        call.outputs = tuple(self.read(t) for t in _tensors(output))
+        call.outputs = tuple(self.read(t) for _, t in named_tensors(output))
         call.last_node = len(self.trace.nodes)
         return output
 
@@ -112,11 +134,9 @@ class _Recorder:
 
     def finish(self, output: Any) -> None:
         """Name the returned tensors by their place in the output."""
-        if hasattr(output, "to_tuple") and isinstance(output, Mapping):
-            output = dict(output)
-        for path, leaf in pytree.tree_flatten_with_path(output)[0]:
-            if isinstance(leaf, Tensor):
-                self.trace.outputs.append((_dotted(path) or "output", self.read(leaf)))
+        self.trace.outputs = [(name, self.read(tensor)) for name, tensor in named_tensors(output)]
+        if not self.trace.outputs:
+            self.trace.notes.append("the forward returned no tensor")
 
     def assume(self, function: Any, args: Any) -> Any:
         """Answer a read of a value that the meta device does not hold, and note what was assumed."""
@@ -144,13 +164,14 @@ class _Recorder:
     def operation(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Record one ATen call."""
         refs = pytree.tree_map_only(Tensor, lambda t: Ref(self.read(t)), (args, kwargs))
+        changed = written(function, args, kwargs)
+        self.keeper.before_write(changed)
         output = run()
-        written = _written(function, args, kwargs)
-        made = [t for t in _tensors(output) if not any(t is w for w in written)]
-        if not made and not written:
+        made = [t for t in _tensors(output) if not any(t is w for w in changed)]
+        if not made and not changed:
             return output
         inputs = tuple(leaf.value for leaf in pytree.tree_leaves(refs) if isinstance(leaf, Ref))
-        self._emit(str(function), inputs, made, refs, function, written)
+        self._emit(str(function), inputs, made, refs, function, changed)
         return output
 
     def _emit(
@@ -160,7 +181,7 @@ class _Recorder:
         made: Sequence[Tensor],
         refs: Any = ((), {}),
         function: Any = None,
-        written: Sequence[Tensor] = (),
+        changed: Sequence[Tensor] = (),
         name: str = "",
     ) -> int:
         call = self.stack[-1] if self.stack else 0
@@ -168,11 +189,11 @@ class _Recorder:
         args, keywords = refs
         node = Node(len(self.trace.nodes), op, inputs, (), call, ordinal, args, keywords, function, name)
         self.trace.nodes.append(node)
-        for tensor in (*made, *written):
+        for tensor in (*made, *changed):
             value = Value(len(self.trace.values), node.id, len(node.outputs), tuple(tensor.shape), tensor.dtype)
             self.trace.values.append(value)
             node.outputs = (*node.outputs, value.id)
-            if any(tensor is w for w in written):
+            if any(tensor is w for w in changed):
                 self.table.wrote(tensor, value.id)
             else:
                 self.table.bind(tensor, value.id)
@@ -234,17 +255,3 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operation writes in place, by its schema."""
-    schema = getattr(function, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    written = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        written += _tensors(value)
-    return written

@@ -17,6 +17,7 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.recorder import COMPOSITES
 from normprobe.capture.wrappers import wrapped_forwards
+from normprobe.capture.writes import Keeper, written, written_arguments
 from normprobe.records import OpSite
 
 
@@ -71,9 +72,9 @@ def watch(model: nn.Module, inputs: Inputs, handlers: Mapping[OpSite, Handler], 
         handlers: one handler a site.
         grad: whether autograd records the forward.
     """
-    watcher = _Watcher(handlers)
-    with untouched(model), torch.set_grad_enabled(grad), wrapped_forwards(model, watcher.around):
-        with watcher.functions, watcher.dispatch:
+    with untouched(model) as keeper, torch.set_grad_enabled(grad):
+        watcher = _Watcher(handlers, keeper)
+        with wrapped_forwards(model, watcher.around), watcher.functions, watcher.dispatch:
             output = invoke(model, inputs)
         watcher.settle()
     return Watched(output, tuple(watcher.unseen), watcher.failed)
@@ -102,7 +103,8 @@ class _Frame:
 class _Watcher:
     """Keeps count while the two modes and the forward wrapper report to it."""
 
-    def __init__(self, handlers: Mapping[OpSite, Handler]) -> None:
+    def __init__(self, handlers: Mapping[OpSite, Handler], keeper: Keeper) -> None:
+        self.keeper = keeper
         self.handlers = dict(handlers)
         self.unseen = dict.fromkeys(handlers)
         self.failed: dict[OpSite, str] = {}
@@ -183,6 +185,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         watcher = self.watcher
         if watcher.unsettled:
             watcher.settle()
+        if written_arguments(func):
+            watcher.keeper.before_write(written(func, args, kwargs))
         site = watcher.frame.site(self.names[func])
         if site is None:
             return func(*args, **kwargs)

@@ -73,8 +73,9 @@ class LogitHandler(Handler):
 
     def _from_logits(self, arguments: Mapping[str, Any]) -> None:
         logits = arguments["self"]
-        if arguments["dim"] % logits.dim() != logits.dim() - 1:
-            raise ValueError(f"softmax over axis {arguments['dim']} of {logits.dim()}, expected the last")
+        axis = arguments.get("dim", -1)  # none where each row's maximum is subtracted before the softmax
+        if axis % logits.dim() != logits.dim() - 1:
+            raise ValueError(f"softmax over axis {axis} of {logits.dim()}, expected the last")
         logits = _four_axes(logits, self.site.heads)
         rows = self._rows(logits)
         batch, heads, _, keys = logits.shape

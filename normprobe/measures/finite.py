@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,25 +10,13 @@ from torch import Tensor, nn
 
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.outputs import named_tensors
 from normprobe.capture.wrappers import wrapped_forwards
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors in nested containers, mappings and dataclasses, in order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        yield from tensors(list(tree.values()))
-    elif isinstance(tree, (list, tuple, set, frozenset)):
-        for item in tree:
-            yield from tensors(item)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        yield from tensors([getattr(tree, f.name) for f in dataclasses.fields(tree)])
 
 
 def floats(tree: Any) -> list[Tensor]:
     """The floating point and complex tensors of `tree`."""
-    return [t for t in tensors(tree) if t.is_floating_point() or t.is_complex()]
+    return [t for _, t in named_tensors(tree) if t.is_floating_point() or t.is_complex()]
 
 
 def all_finite(tree: Any) -> bool | None:
@@ -66,7 +53,7 @@ def first_broken_module(model: nn.Module, inputs: Inputs) -> str | None:
             broken.append((sound, path))
         return output
 
-    with untouched(model), torch.no_grad(), wrapped_forwards(model, around):
+    with untouched(model) as keeper, torch.no_grad(), wrapped_forwards(model, around), keeper.mode():
         invoke(model, inputs)
     return next((path for sound, path in broken if sound), broken[0][1] if broken else None)
 

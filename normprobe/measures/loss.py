@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normprobe import stats
 from normprobe.capture.invoke import Inputs, split
+from normprobe.capture.outputs import named_tensors
 from normprobe.errors import InputError
 from normprobe.measures.finite import floats
 from normprobe.records import Anatomy
@@ -38,8 +39,8 @@ def loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction |
     """
     if given is not None:
         return _scalar(given(output, inputs)), "given"
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
+    own = dict(named_tensors(output)).get("loss")
+    if own is not None and own.numel() == 1 and own.requires_grad:
         return own.sum(), "the model's own"
     logits = _logits(output, anatomy)
     ids = _token_ids(inputs)
@@ -66,8 +67,8 @@ def _scalar(loss: object) -> Tensor:
 
 def _logits(output: Any, anatomy: Anatomy) -> Tensor | None:
     """The output's logits [B, T, V]; where they have no name, the first output if it comes from a head."""
-    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    found = named if isinstance(named, Tensor) else next(iter(floats(output)), None)
+    named = dict(named_tensors(output)).get("logits")
+    found = named if named is not None else next(iter(floats(output)), None)
     if found is None or found.dim() != 3 or not found.requires_grad:
         return None
     return found if found is named or anatomy.head is not None else None

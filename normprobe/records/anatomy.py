@@ -185,7 +185,11 @@ class HeadRows(Record):
 
 
 class AttentionSite(Record):
-    """One attention operation. `scale` is the factor on q·kᵀ in force wherever it is applied (None: not constant)."""
+    """One attention operation. `scale` is the factor on q·kᵀ in force wherever it is applied (None: not constant).
+
+    `biased` says that something besides a mask is added to the scaled q·kᵀ before the softmax (ALiBi, relative
+    positions), so that the logits are more than q·k. `site` is where the logits, or q and k, are seen.
+    """
 
     path: str
     heads: int
@@ -198,6 +202,7 @@ class AttentionSite(Record):
     window: int | None = None
     sinks: bool = False
     cross: bool = False
+    biased: bool = False
     kernel: str = "unknown"
     qk_norm: QKNorm | None = None
     columns: dict[Literal["q", "k", "v"], HeadRows] = Field(default_factory=dict)

@@ -14,7 +14,7 @@ from normprobe.report.series import Chart, Series
 from normprobe.report.sparks import BROKEN, spark
 from normprobe.report.wording import number, plural
 
-_VALUE, _RATIO, _WIDEST = 8, 9, 64
+_VALUE, _RATIO, _WIDEST, _NARROWEST = 9, 9, 64, 8  # characters; -1.23e-05 and ×1.23e-05 are the longest numbers
 
 
 def chart_lines(page: Page, chart: Chart) -> Iterator[RenderableType]:
@@ -34,7 +34,11 @@ def chart_lines(page: Page, chart: Chart) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Room for the names and for the bars, the same for every line of a chart."""
+    """Room for the names and for the bars, the same for every line of a chart.
+
+    Where bars do not fit (`bars` is 0), a line has the numbers alone, and the name stands above them. A number is
+    never cut.
+    """
 
     page: Page
     label: int
@@ -44,7 +48,8 @@ class _Layout:
     def of(cls, page: Page, series: Sequence[Series]) -> _Layout:
         names = [name for one in series for name in (one.label, one.reference_label, one.companion_label)]
         label = min(page.width // 4, max(len(page.text(name)) for name in names))
-        return cls(page, label, max(8, min(_WIDEST, page.width - INDENT - label - 2 * _VALUE - _RATIO - 3)))
+        room = min(_WIDEST, page.width - INDENT - label - 2 * _VALUE - _RATIO - 4)
+        return cls(page, label, room if room >= _NARROWEST else 0)
 
     def lines(self, one: Series) -> Iterator[Text]:
         """The series, its reference on the same scale, and its companion on its own."""
@@ -56,21 +61,27 @@ class _Layout:
         )
         for name, values, scale, style in curves:
             if values:
-                bars = spark(values, self.bars, log=one.log, scale=scale)
+                bars = spark(values, self.bars, log=one.log, scale=scale) if self.bars else ""
                 yield self._line(name, bars, values[0], values[-1], style, ratio=one.log)
 
     def _line(self, name: str, bars: str, first: float, last: float, style: str, *, ratio: bool) -> Text:
         page = self.page
+        times = f"×{number(last / first)}" if ratio and first > 0 and math.isfinite(last / first) else ""
+        emphasis = "bold" if style == "cyan" else "dim"
+        if not self.bars:
+            name, ends = page.fit(name, page.width - INDENT), page.text(f"{number(first)} → {number(last)} ")
+            above = Text.assemble(" " * INDENT, (name, emphasis), "\n", " " * 2 * INDENT)
+            return Text.assemble(above, ends, (page.text(times), "dim"), overflow="fold")
         drawn = Text(page.text(bars), style=style)
         drawn.highlight_regex(page.text(BROKEN), "bold red")
-        times = f"×{number(last / first)}" if ratio and first > 0 and math.isfinite(last / first) else ""
         line = Text.assemble(
             " " * INDENT,
-            (page.fit(name, self.label).ljust(self.label), "bold" if style == "cyan" else "dim"),
+            (page.fit(name, self.label).ljust(self.label), emphasis),
+            " ",
             page.text(number(first)).rjust(_VALUE),
             " ",
             drawn,
-            f" {page.text(number(last)).ljust(_VALUE)}",
+            f" {page.text(number(last)).ljust(_VALUE)} ",
             (page.text(times), "dim"),
             no_wrap=True,
             overflow="crop",

@@ -7,13 +7,13 @@ from html import escape
 
 from normprobe.records import ReportData
 from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
-from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines
-from normprobe.report.places import joined
+from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
+from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.style import CSS
 from normprobe.report.svg import chart
 from normprobe.report.verdict import verdict
-from normprobe.report.wording import plural
+from normprobe.report.wording import mend_text, plural
 
 
 def fragment(data: ReportData) -> str:
@@ -43,6 +43,9 @@ def _sections(data: ReportData) -> Iterator[str]:
     known = [*headline(data), *([f"{len(data.skipped)} not looked at"] if data.skipped else [])]
     yield f'<header><p class="np-name">{escape(_name(data))}</p>'
     yield f'<p class="np-verdict np-{said.level}">{said.text}</p>'
+    if loud := weights_facts(data):
+        yield f'<p class="np-loud">{escape(" · ".join(loud))}</p>'
+        known = [fact for fact in known if fact not in loud]
     yield f'<p class="np-dim">{escape(" · ".join(known))}</p>'
     if broken := broken_output(data):
         yield f'<p class="np-broken-text">{escape(broken)}</p>'
@@ -69,7 +72,7 @@ def _list(items: Iterable[str]) -> str:
 
 def _skips(data: ReportData) -> Iterator[str]:
     for what, why in skipped_groups(data.skipped):
-        yield f'{escape(joined(what, 160))}: <span class="np-dim">{escape(why)}</span>'
+        yield f'{escape(skipped_text(what, 160))}: <span class="np-dim">{escape(why)}</span>'
 
 
 def _versions(data: ReportData) -> str:
@@ -80,7 +83,7 @@ def _finding(group: FindingGroup) -> str:
     first, count = group.first, len(group.places)
     places = f" ({plural(count, 'place')})" if count > 1 else ""
     more = f" (and {group.others} more like it)" if group.others else ""
-    fix = f'<p class="np-fix">mend: <code>{escape(first.fix)}</code></p>' if first.fix else ""
+    fix = f'<p class="np-fix">mend: <code>{escape(mend_text(first.fix))}</code></p>' if first.fix else ""
     return (
         f'<article class="np-finding np-{first.severity.value}">'
         f'<p><span class="np-code">{first.severity.value} {first.code}</span> <b>{escape(first.name)}</b> '

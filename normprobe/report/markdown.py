@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from normprobe.records import ReportData
 from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
-from normprobe.report.overview import headline, leftover_facts, stream_facts
-from normprobe.report.places import joined
+from normprobe.report.overview import headline, leftover_facts, stream_facts, weights_facts
+from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.sparks import spark
 from normprobe.report.verdict import verdict
-from normprobe.report.wording import number, plural
+from normprobe.report.wording import mend_text, number, plural
 
 _SPARK = 48
 
@@ -38,7 +38,8 @@ def code(text: str) -> str:
 def _lines(data: ReportData) -> Iterator[str]:
     yield f"# {escape(data.target.name or data.target.class_name or 'model')}"
     yield f"\n**{verdict(data).text}**  "
-    yield escape(" · ".join(headline(data)))
+    loud = weights_facts(data)
+    yield " · ".join(f"**{escape(fact)}**" if fact in loud else escape(fact) for fact in headline(data))
     yield "\n## Anatomy\n"
     for stream in data.anatomy.streams:
         facts = "; ".join(map(escape, stream_facts(data.anatomy, stream)))
@@ -58,7 +59,7 @@ def _lines(data: ReportData) -> Iterator[str]:
     if data.skipped:
         yield "\n## Not looked at\n"
         groups = skipped_groups(data.skipped)
-        yield from (f"- {escape(joined(what, 120))}: {escape(why)}" for what, why in groups)
+        yield from (f"- {escape(skipped_text(what, 120))}: {escape(why)}" for what, why in groups)
 
 
 def _finding(group: FindingGroup) -> Iterator[str]:
@@ -70,7 +71,7 @@ def _finding(group: FindingGroup) -> Iterator[str]:
     yield f"  {escape(first.message)}{more}  "
     yield f"  {escape(' · '.join(group.evidence))}" + ("  " if first.fix else "")
     if first.fix:
-        yield f"  mend: {code(first.fix)}"
+        yield f"  mend: {code(mend_text(first.fix))}"
 
 
 def _chart(chart: Chart) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from normprobe.records import Anatomy, Branch, Head, NormSite, ReportData, Stream
@@ -21,12 +22,16 @@ _PLACEMENTS = {
 }
 
 
+_UNTRAINED = re.compile(r"random weights\b|\d+ of \d+ tensors? not in the checkpoint\b")
+
+
 def headline(data: ReportData) -> list[str]:
-    """The target: class, parameters, dtype, device, inputs, revision, as far as they are known."""
+    """The target: random weights first, then class, parameters, dtype, device, inputs, revision, as far as they are known."""
     target = data.target
     facts = (
+        *weights_facts(data),
         target.class_name,
-        f"{amount(target.parameters)} parameters" if target.parameters else "",
+        f"{amount(target.parameters)} parameter{'' if target.parameters == 1 else 's'}" if target.parameters else "",
         target.dtype,
         target.device,
         target.inputs,
@@ -34,6 +39,14 @@ def headline(data: ReportData) -> list[str]:
         "structure only" if data.level == "structure" else "",
     )
     return [fact for fact in facts if fact]
+
+
+def weights_facts(data: ReportData) -> list[str]:
+    """What makes the weights other than those of a checkpoint: all random, or some tensors not in it.
+
+    The loader says it in a note that begins so; the reason and the names after a colon stay in the note.
+    """
+    return [note.partition(":")[0] for note in data.notes if _UNTRAINED.match(note)]
 
 
 def broken_output(data: ReportData) -> str:

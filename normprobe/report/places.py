@@ -44,7 +44,8 @@ def ranges(paths: Iterable[str]) -> list[str]:
     distinct = list(dict.fromkeys(paths))
     shapes = _grouped(distinct, lambda path: _INDEX.sub("\0", path))
     merged = [text for shape, members in shapes.items() for text in _merge(shape, members)]
-    return [_siblings(parent, names) for parent, names in _grouped(merged, _parent).items()]
+    families = _grouped(merged, _parent).items()
+    return [text for parent, names in families for text in ([_siblings(parent, names)] if parent else names)]
 
 
 def joined(paths: Iterable[str], width: int, most: int = 4) -> str:
@@ -52,6 +53,14 @@ def joined(paths: Iterable[str], width: int, most: int = 4) -> str:
     texts = [shorten(text, width) for text in ranges(paths)]
     shown = ", ".join(texts[:most])
     return shown if len(texts) <= most else f"{shown} and {len(texts) - most} more"
+
+
+def skipped_text(what: Iterable[str], width: int) -> str:
+    """What was skipped for one reason: whole where it is prose, such as codes of checks; paths as in `joined`."""
+    items = list(what)
+    prose = [item for item in items if " " in item]
+    paths = [item for item in items if " " not in item]
+    return ", ".join([*prose, *([joined(paths, width)] if paths else [])])
 
 
 def _grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
@@ -99,4 +108,4 @@ def _siblings(parent: str, paths: Sequence[str]) -> str:
     if len(paths) == 1:
         return paths[0]
     names = ", ".join(path.rpartition(".")[2] for path in paths)
-    return f"{parent}.{{{names}}}" if parent else names
+    return f"{parent}.{{{names}}}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normprobe.records import ReportData
 from normprobe.report.groups import finding_groups
-from normprobe.report.overview import final_norm_text, placement_text, size_text
+from normprobe.report.overview import final_norm_text, placement_text, size_text, weights_facts
 from normprobe.report.places import joined
 from normprobe.report.verdict import verdict
 from normprobe.report.wording import ascii_only, number, plural
@@ -13,9 +13,10 @@ MOST_STREAMS = 6
 
 
 def summary(data: ReportData) -> str:
-    """One verdict line, a line a stream with its growth, the counts, and a line for each raised code."""
+    """One verdict line, a line for weights that are not a checkpoint's, a line a stream with its growth, the counts, and a line for each raised code."""
     name = data.target.name or data.target.class_name or "model"
-    lines = [f"normprobe: {name}: {verdict(data).text}", *_streams(data), _counts(data)]
+    lines = [f"normprobe: {name}: {verdict(data).text}"]
+    lines += [*(f"  {fact}" for fact in weights_facts(data)), *_streams(data), _counts(data)]
     for group in finding_groups(data.findings):
         places = joined(group.places, 90, most=2)
         lines.append(f"  {group.severity.value} {group.first.code} {group.first.name} at {places}")

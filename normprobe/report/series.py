@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from normprobe.records import (
     AttentionMeasure,
@@ -137,7 +137,7 @@ def _massive(found: Sequence[MassiveActivation]) -> Iterator[Facts]:
             f"{number(one.ratio)} × the median",
         )
     if len(found) > _MOST_MASSIVE:
-        yield (f"and {len(found) - _MOST_MASSIVE} more massive activations",)
+        yield (f"and {plural(len(found) - _MOST_MASSIVE, 'more massive activation')}",)
 
 
 def _attention(data: ReportData) -> Chart:
@@ -173,7 +173,7 @@ def _logits(label: str, sites: Sequence[AttentionMeasure]) -> Series:
 
 
 def _rows(site: AttentionMeasure) -> str:
-    return f"{site.rows} {'' if site.basis.exact else 'sampled '}rows a head, {site.basis.dtype}"
+    return f"{plural(site.rows, 'row' if site.basis.exact else 'sampled row')} a head, {site.basis.dtype}"
 
 
 def _order(value: float) -> float:
@@ -182,10 +182,24 @@ def _order(value: float) -> float:
 
 def _heads(heads: Sequence[HeadLogits]) -> Facts:
     return (
-        f"over {plural(len(heads), 'head')}: entropy / ln(keys) {_spread([h.entropy for h in heads])}",
-        f"saturated rows {_spread([h.saturated for h in heads])}",
+        f"over {plural(len(heads), 'head')}: entropy / ln(keys) {_over_keys(heads, 'entropy')}",
+        f"saturated rows {_over_keys(heads, 'saturated')}",
         f"weight on the first key {_spread([h.first_token for h in heads])}",
     )
+
+
+def _over_keys(heads: Sequence[HeadLogits], field: Literal["entropy", "saturated"]) -> str:
+    """The spread of a value that has no meaning in rows with one key: NaN beside finite logits says that it has none."""
+    known: list[float] = []
+    undefined = 0
+    for head in heads:
+        value = head.entropy if field == "entropy" else head.saturated
+        if math.isnan(value) and all(map(math.isfinite, (head.sampled_max, head.first_token))):
+            undefined += 1
+        else:
+            known.append(value)
+    said = f"{f'{undefined} ' if known else ''}undefined (one key)" if undefined else ""
+    return ", ".join(filter(None, (_spread(known), said)))
 
 
 def _spread(values: Sequence[float]) -> str:

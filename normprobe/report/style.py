@@ -25,6 +25,7 @@ overflow-wrap:anywhere}}
 .normprobe-report .np-name{{font-size:20px;font-weight:650;overflow-wrap:anywhere}}
 .normprobe-report .np-verdict{{display:inline-block;margin:4px 0 6px;padding:1px 12px;border-radius:99px;
 border:1.5px solid;font-weight:600}}
+.normprobe-report .np-loud{{color:var(--np-warning);font-weight:600}}
 .normprobe-report .np-title{{margin:22px 0 6px;font-size:15px;font-weight:650}}
 .normprobe-report .np-finding{{margin:8px 0;padding:8px 14px;border-left:4px solid;border-radius:4px;
 background:var(--np-card)}}

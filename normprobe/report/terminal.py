@@ -12,12 +12,12 @@ from rich.text import Text
 from normprobe.records import ReportData, Severity
 from normprobe.report.depth import chart_lines
 from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
-from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines
+from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.page import INDENT, MOST_STREAMS, Page, hanging
-from normprobe.report.places import joined
+from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import charts
 from normprobe.report.verdict import verdict
-from normprobe.report.wording import plural
+from normprobe.report.wording import mend_text, plural
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDEST = 140
@@ -58,7 +58,8 @@ def _verdict(page: Page, data: ReportData) -> Iterator[RenderableType]:
     yield line
     skips = [f"{len(data.skipped)} not looked at"] if data.skipped else []
     if known := [*headline(data), *skips]:
-        yield page.facts(known, style="dim")
+        loud = weights_facts(data)
+        yield page.facts([Text(page.text(fact), style="not dim bold yellow") if fact in loud else fact for fact in known], style="dim")
     if broken := broken_output(data):
         yield Text(page.text(broken), style="bold red")
 
@@ -104,7 +105,7 @@ def _findings(page: Page, data: ReportData) -> Iterator[RenderableType]:
 def _finding(page: Page, group: FindingGroup) -> Text:
     count = f" ({plural(len(group.places), 'place')})" if len(group.places) > 1 else ""
     body = Text.assemble((group.first.name, "bold"), "  ")
-    body.append(page.text(joined(group.places, 2 * page.width - 40)), style="cyan")
+    body.append(page.text(joined(group.places, max(page.width // 2, 2 * page.width - 40))), style="cyan")
     body.append(page.text(count) + "\n")
     body.append(page.text(group.first.message))
     if group.others:
@@ -112,13 +113,13 @@ def _finding(page: Page, group: FindingGroup) -> Text:
     body.append("\n")
     body.append_text(page.facts(group.evidence, _LEFT, style="dim"))
     if group.first.fix:
-        body.append("\n" + page.text(f"mend: {group.first.fix}"), style="green")
+        body.append("\n" + page.text(f"mend: {mend_text(group.first.fix)}"), style="green")
     return body
 
 
 def _skips(page: Page, data: ReportData) -> list[Text]:
     return [
-        Text.assemble(page.text(joined(what, page.width - 4)), (": " + page.text(why), "dim"))
+        Text.assemble(page.text(skipped_text(what, page.width - 4)), (": " + page.text(why), "dim"))
         for what, why in skipped_groups(data.skipped)
     ]
 

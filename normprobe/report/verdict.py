@@ -25,9 +25,9 @@ class Verdict:
 
     @property
     def mark(self) -> str:
-        """✗ where something is wrong, ? where nothing was found for want of reading, else ✓."""
+        """✗ for errors, ! for warnings, ? where nothing was found for want of reading, else ✓."""
         if self.worst in (Severity.ERROR, Severity.WARNING):
-            return "✗"
+            return "✗" if self.worst is Severity.ERROR else "!"
         return "✓" if self.read else "?"
 
     @property

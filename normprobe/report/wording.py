@@ -81,6 +81,11 @@ def plural(count: int, singular: str, several: str | None = None) -> str:
     return f"{count} {singular if count == 1 else several or singular + 's'}"
 
 
+def mend_text(fix: str) -> str:
+    """The Python call that applies the rewrite `fix`, such as `normprobe.rewrite(model, [normprobe.AddFinalNorm()])`."""
+    return f"normprobe.rewrite(model, [normprobe.{fix}()])"
+
+
 def tally(severities: Iterable[Severity]) -> str:
     """`1 error, 0 warnings, 2 notes`, or `clean` when there is nothing at all."""
     counts = Counter(severities)

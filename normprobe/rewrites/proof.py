@@ -5,7 +5,6 @@ Dims: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.outputs import named_tensors
 from normprobe.errors import RewriteError
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Record
@@ -137,12 +137,11 @@ class Baseline:
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    with untouched(model), torch.no_grad():
-        output = invoke(model, inputs)
-        if hasattr(output, "to_tuple") and isinstance(output, Mapping):
-            output = dict(output)
-        leaves = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
-        found = [t.detach().clone() for t in leaves if t.numel()]
+    with untouched(model) as keeper, torch.no_grad():
+        with keeper.mode():
+            output = invoke(model, inputs)
+        floating = [t for _, t in named_tensors(output) if t.is_floating_point()]
+        found = [t.detach().clone() for t in floating if t.numel()]
     if not found:
         raise RewriteError(
             f"nothing to prove: {type(model).__name__} returns no floating tensor",

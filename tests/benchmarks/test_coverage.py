@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -90,6 +91,16 @@ def test_a_time_limit_ends_one_model_alone() -> None:
     assert first["outcome"] == "not built"
     assert "time limit" in first["note"]
     assert second["name"] == entries[1].name
+
+
+def test_a_death_while_probing_is_a_crash() -> None:
+    program = 'import os; input(); print(\'{"stage": "probe"}\', flush=True); os.abort()'
+    worker = pool.Worker((sys.executable, "-c", program))
+    found = worker.ask(GPT2, limit=60)
+    worker.close()
+    assert found["outcome"] == "crashed"
+    assert found["note"] == "the interpreter ended (SIGABRT) in stage probe"
+    assert worker.served == pool.BATCH
 
 
 def test_a_worker_answers_with_the_outcome() -> None:

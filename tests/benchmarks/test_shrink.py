@@ -11,6 +11,7 @@ from transformers import (
     Qwen2Config,
     Qwen3NextConfig,
     SwinConfig,
+    ZambaConfig,
 )
 
 from benchmarks.shrink import ALL, LEVELS, kept_layers, shrunken
@@ -40,8 +41,8 @@ def test_widths_layers_and_vocabulary_become_small() -> None:
 
 
 def test_fields_that_the_constructor_computes_are_computed_again() -> None:
-    assert LlamaConfig().head_dim == 128
-    assert shrunken(LlamaConfig(), ALL).head_dim == 16
+    assert ZambaConfig().attention_hidden_size == 2 * ZambaConfig().hidden_size
+    assert shrunken(ZambaConfig(), ALL).attention_hidden_size == 2 * 64
 
 
 def test_as_many_key_heads_as_query_heads_stay_so() -> None:
