@@ -24,7 +24,7 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
     Blocks are the members of a repeated container: modules at one depth of the tree that hold the same sequence of
     branch families. The deepest such depth counts, under the shortest path that tells the members apart and is that
     of a module that ran (a list never does). Where no depth is so regular it is the deepest whose modules share one
-    parent; else each branch is named by where it adds.
+    parent, else the one module that holds them all (a block that is run again and again), else where each one adds.
 
     Args:
         branches: the branches in order of execution.
@@ -40,9 +40,10 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
             continue
         if _regular(names, branches):
             best = names
-        if len({a[: depth - 1] for a in anchors if len(a) >= depth}) == 1:
+        if all(len(a) >= depth for a in anchors) and len({a[: depth - 1] for a in anchors}) == 1:
             siblings = names
-    return best or siblings or [branch.path for branch in branches]
+    shared = ".".join(_common(anchors))
+    return best or siblings or [shared if shared in ran else branch.path for branch in branches]
 
 
 def stream_name(blocks: Sequence[str]) -> str:
@@ -93,5 +94,7 @@ def _regular(names: Sequence[str], branches: Sequence[Located]) -> bool:
     members: defaultdict[str, list[str]] = defaultdict(list)
     for name, branch in zip(names, branches, strict=True):
         members[name].append(branch.family)
-    (sequence, count), *_ = Counter(tuple(s) for s in members.values()).most_common()
+    holders = {name for name in members if any(other.startswith(name + ".") for other in members)}
+    alike = Counter(tuple(s) for name, s in members.items() if name not in holders)
+    sequence, count = alike.most_common(1)[0]
     return count > 1 and count * len(sequence) >= _SHARE * len(branches)

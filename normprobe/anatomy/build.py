@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from normprobe.anatomy.adds import Write, find_writes
 from normprobe.anatomy.attention import read_attention
@@ -63,7 +64,13 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         head=head,
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
-    return Reading(anatomy, (*assumed, *found.skipped))
+    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model)))
+
+
+def _scripted(model: nn.Module) -> list[Skipped]:
+    """TorchScript runs its modules without calling them: their operations are seen, the modules are not."""
+    names = [path or "." for path, module in model.named_modules() if isinstance(module, ScriptModule)]
+    return [Skipped(what=f"modules under {names[0]}", why="script modules do not tell when they run")] if names else []
 
 
 def _crossed(record: AttentionSite, op: AttentionOp, streams: Sequence[ReadStream]) -> AttentionSite:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from normprobe.anatomy.candidates import Candidates
 from normprobe.anatomy.flow import Group
@@ -127,7 +128,7 @@ def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
     ran = {call.path for call in trace.calls} | used
     sites = []
     for path, module in model.named_modules():
-        if not path or path in ran or any(True for _ in module.children()):
+        if not path or path in ran or isinstance(module, ScriptModule) or any(True for _ in module.children()):
             continue
         spec = _identify_unused(module)
         if spec is not None and spec.kind not in NOT_NORMS:

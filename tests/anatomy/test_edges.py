@@ -239,3 +239,84 @@ def test_routed_experts_read_the_same_without_values() -> None:
     assert bare.anatomy.streams == real.streams
     assert any("experts ran as" in skip.why for skip in bare.skipped)
     assert config._experts_implementation == MixtralForCausalLM(config).config._experts_implementation
+
+
+class Attending(nn.Module):
+    """Attention written out; `logits(product)` says what becomes of q·kᵀ before the softmax."""
+
+    def __init__(self, logits: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.out, self.logits = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), logits
+        self.slopes = nn.Parameter(torch.randn(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+        weights = self.logits(self, q @ k.mT).softmax(-1)
+        return x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+
+
+def test_logits_are_seen_before_the_maximum_of_each_row_is_subtracted() -> None:
+    def plain(_: nn.Module, product: Tensor) -> Tensor:
+        return 100 * product
+
+    def stable(_: nn.Module, product: Tensor) -> Tensor:
+        product = 100 * product
+        return product - product.max(-1, keepdim=True).values
+
+    torch.manual_seed(0)
+    models = [Attending(plain), Attending(stable)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(2, 5, WIDTH)
+    first, second = (normprobe.probe(m, x).attention[0].heads for m in models)
+    assert [h.sampled_max for h in first] == [h.sampled_max for h in second]
+    assert max(h.sampled_max for h in first) > 5
+    assert not anatomy(models[1], x).attention[0].biased
+
+
+@pytest.mark.parametrize(
+    ("logits", "biased"),
+    [
+        (lambda m, p: p / 2, False),
+        (lambda m, p: p + torch.full((5, 5), -1e9).triu(1), False),
+        (lambda m, p: p + m.slopes * torch.arange(5), True),
+    ],
+    ids=["scaled", "masked", "position bias"],
+)
+def test_a_position_bias_is_told_from_a_mask(logits: Callable[[nn.Module, Tensor], Tensor], biased: bool) -> None:
+    (site,) = anatomy(Attending(logits), torch.randn(2, 5, WIDTH)).attention
+    assert site.biased is biased
+
+
+def test_a_block_that_runs_again_and_again_is_one_block() -> None:
+    class Writer(Block):
+        pass
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = Writer(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return x + self.second(self.norm(x))
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Shared()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = self.block(x)
+            return x
+
+    (stream,) = anatomy(Again()).streams
+    assert (stream.depth, {b.block for b in stream.branches}) == (6, {"block"})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_script_modules_are_said_to_be_unread_and_not_unused() -> None:
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), torch.randn(2, WIDTH))
+    report = normprobe.probe(scripted, torch.randn(2, WIDTH))
+    assert "NP208" not in [f.code for f in report.findings]
+    assert any("script modules" in skip.why for skip in report.skipped)
