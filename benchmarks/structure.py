@@ -55,18 +55,11 @@ CASES = {
 def measure(name: str, profile: bool = False) -> dict[str, Any]:
     """Build, run and probe one case in this interpreter; seconds, and peak memory in GB with all imports."""
     import torch
-    import transformers
 
     import normprobe
 
     torch.set_num_threads(1)
-    class_name, fields = CASES[name]
-    build_class = getattr(transformers, class_name)
-    config = build_class.config_class(**fields)
-    started = time.perf_counter()
-    with torch.device("meta"):
-        model = build_class(config).to(torch.bfloat16).eval()
-    building = time.perf_counter() - started
+    model, building = _build(name)
     ids = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     with answered():
         experts = run_on_meta(model, ids)
@@ -85,6 +78,20 @@ def measure(name: str, profile: bool = False) -> dict[str, Any]:
         pstats.Stats(profiler).sort_stats("cumtime").print_stats("normprobe", 40)
     found = {"building": building, "bare": bare, "probe": probing, "memory": _peak(), "experts": experts}
     return found | {"blocks": sum(stream.depth for stream in anatomy.streams), "norms": len(anatomy.norms)}
+
+
+def _build(name: str) -> tuple[Any, float]:
+    """The model of a case on meta, in bfloat16, and the seconds it took."""
+    import torch
+    import transformers
+
+    class_name, fields = CASES[name]
+    build_class = getattr(transformers, class_name)
+    config = build_class.config_class(**fields)
+    started = time.perf_counter()
+    with torch.device("meta"):
+        model = build_class(config).to(torch.bfloat16).eval()
+    return model, time.perf_counter() - started
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def build(entry: Entry) -> Small:
         except Exception as error:
             refused = refused or type(error).__name__ == "InputError"
             reasons[f"{type(error).__name__}: {_one_line(error)}"] = None
-    raise NotBuiltError(" | ".join(reasons), refused)
+    raise NotBuiltError(" · ".join(reasons), refused)
 
 
 def _class_and_config(entry: Entry) -> tuple[Any, Any]:
@@ -134,7 +134,7 @@ def _built(build_class: Any, config: Any) -> tuple[nn.Module, dict[str, Tensor]]
     with torch.device("meta"):
         count = sum(p.numel() for p in build_class(config).parameters())
     if count > MOST_PARAMETERS:
-        raise ValueError(f"{count:,} parameters, more than {MOST_PARAMETERS:,}")
+        raise ValueError(f"more than {MOST_PARAMETERS:,} parameters where less is shrunk")
     torch.manual_seed(SEED)
     with _marked_memory():
         model: nn.Module = build_class(config).float().eval()
