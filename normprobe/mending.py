@@ -12,34 +12,39 @@ from torch import nn
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError, SettingError
 from normprobe.inputs import inputs_from_config
-from normprobe.probing import probe
+from normprobe.probing import check_model, probe
 from normprobe.records import Finding
 from normprobe.report.report import Report
+from normprobe.report.wording import plural
 from normprobe.rewrites import Effect, Plan, Rewrite, find, make_plan
+from normprobe.rewrites.plan import check_rewrites
 
 _SLACK = 0.05  # choice: a finding that moves away from its limit by less is not called worse
 
 
-def plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs | None = None) -> Plan:
+def plan(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inputs | None = None) -> Plan:
     """What `rewrites` would change in `model`; print it, then `apply()` and `undo()` it.
 
     Args:
         model: any module; left bit for bit as it was.
-        rewrites: applied in this order; each finds its sites in the model as it is now.
+        rewrites: one, or several that are applied in this order; each finds its sites in the model as it is now.
         inputs: a tensor, a tuple (positional) or a mapping (by keyword) that the Anatomy is read on and the proof
             stands on; None where the model's config says enough.
 
     Raises:
+        SettingError: `model` is no module, or `rewrites` holds something else than rewrites.
         InputError: no inputs could be made.
         RewriteError: no rewrite was given, or two of them would change the same module.
     """
-    return make_plan(model, rewrites, _given(model, inputs))
+    check_model(model)
+    return make_plan(model, check_rewrites(rewrites), _given(model, inputs))
 
 
-def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs | None = None) -> Plan:
+def rewrite(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inputs | None = None) -> Plan:
     """`plan(model, rewrites, inputs).apply()`.
 
     Raises:
+        SettingError: `model` is no module, or `rewrites` holds something else than rewrites.
         InputError: no inputs could be made.
         RewriteError: a rewrite has no site or another number than it expects, did not take, or could not be proven;
             the model is then bit for bit as it was.
@@ -81,7 +86,7 @@ class Mending:
             each.undo()
 
     def __str__(self) -> str:
-        rows = [f"{len(self.before.findings)} findings before, {len(self.after.findings)} after"]
+        rows = [f"{plural(len(self.before.findings), 'finding')} before, {len(self.after.findings)} after"]
         rows += [str(each) for each in self.applied]
         rows += [f"left: {each.finding.code} at {each.finding.where}: {each.why}" for each in self.left]
         return "\n".join(rows)
@@ -102,9 +107,10 @@ def mend(model: nn.Module, inputs: Inputs | None = None, report: Report | None =
         allow: "exact", "calibrated" or "breaking": the worst effect that a rewrite may have.
 
     Raises:
-        SettingError: an unknown `allow`, or a report of another model.
+        SettingError: `model` is no module, an unknown `allow`, or a report of another model.
         InputError: no inputs could be made, or the model rejected them.
     """
+    check_model(model)
     if allow not in [effect.value for effect in Effect]:
         expected = " | ".join(effect.value for effect in Effect)
         raise SettingError(f"unknown effect {allow!r}", expected=expected, found=repr(allow))
@@ -124,8 +130,8 @@ def _checked(model: nn.Module, report: Report) -> Report:
     if found != told:
         raise SettingError(
             "the report is of another model",
-            expected=f"{found[0]} with {found[1]} parameters",
-            found=f"{told[0]} with {told[1]} parameters",
+            expected=f"{found[0]} with {plural(found[1], 'parameter')}",
+            found=f"{told[0]} with {plural(told[1], 'parameter')}",
             hint="leave report= out, and the model is probed",
         )
     return report

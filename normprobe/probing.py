@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from normprobe import checks
@@ -62,10 +63,14 @@ def probe(
         The report. A forward that gives NaN is a finding, not an error.
 
     Raises:
-        SettingError: an unknown level, measure or dtype.
-        InputError: no inputs could be made, or the model rejected them (its own error is the cause).
+        SettingError: no module; an unknown level, measure or dtype; a loss without level "backward"; a seed that is
+            no int.
+        InputError: no inputs could be made; the model rejected them, or the tokenizer or the loss raised (their own
+            error is the cause).
     """
-    _check_settings(level, measures)
+    check_model(model)
+    _check_settings(level, measures, loss, seed)
+    loss = _named(loss) if loss is not None else None
     model = unwrapped(model)
     tell = progress or (lambda stage, done, total: None)
     values, description = _inputs(model, inputs, tokenizer, seed)
@@ -113,12 +118,59 @@ def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: 
     return Report(facts.model_copy(update={"findings": findings, "skipped": everything}))
 
 
-def _check_settings(level: str, measures: Sequence[str]) -> None:
+def check_model(model: object) -> None:
+    """Refuse what cannot be run at all.
+
+    Raises:
+        SettingError: `model` is no module, a class in place of an instance, or a module that was never run and does
+            not know its shapes yet.
+    """
+    if not isinstance(model, nn.Module):
+        is_class = isinstance(model, type)
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__}: {model!r:.80}"
+        hint = "call the class first: model = Model(…)" if is_class else None
+        raise SettingError("model is no module", expected="a torch.nn.Module instance", found=found, hint=hint)
+    lazy = next((name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)), None)
+    if lazy is not None:
+        raise SettingError(
+            f"{type(model).__name__} is lazy: {lazy} has no shape yet",
+            expected="a model whose parameters have shapes",
+            found="an uninitialised parameter or buffer",
+            hint="run it once first: model(inputs)",
+        )
+
+
+def _check_settings(level: str, measures: Sequence[str], loss: object, seed: object) -> None:
     levels = get_args(Level)
     if level not in levels:
         raise SettingError(f"unknown level {level!r}", expected=" | ".join(levels), found=repr(level))
     if measures:
         raise SettingError(f"unknown measure {measures[0]!r}", expected="no measure beyond the levels exists yet")
+    if loss is not None and level != "backward":
+        hint = 'pass level="backward", or leave loss= out'
+        raise SettingError(
+            "a loss was given, but no gradients are taken", expected='level="backward"', found=repr(level), hint=hint
+        )
+    if loss is not None and not callable(loss):
+        raise SettingError("the loss is no function", expected="loss(output, inputs)", found=f"{type(loss).__name__}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SettingError("the seed is no int", expected="an int", found=f"{type(seed).__name__}: {seed!r:.80}")
+
+
+def _named(loss: Loss) -> Loss:
+    """`loss`, with what it raises as an InputError that says so."""
+
+    def told(output: Any, inputs: Any) -> Tensor:
+        try:
+            return loss(output, inputs)
+        except Exception as error:
+            raise InputError(
+                "the given loss raised",
+                expected="loss(output, inputs) that returns a scalar tensor computed from the output",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+
+    return told
 
 
 def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[Inputs, str]:
@@ -128,7 +180,15 @@ def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[I
         return inputs, "given by the caller: " + _shapes(inputs)
     if tokenizer is None:
         raise InputError("a text was given without a tokenizer", hint="pass tokenizer=…, or token ids as inputs")
-    encoded = dict(tokenizer(inputs, return_tensors="pt"))
+    try:
+        encoded = dict(tokenizer(inputs, return_tensors="pt"))
+    except Exception as error:
+        raise InputError(
+            f"the tokenizer {type(tokenizer).__name__} raised",
+            expected='tokenizer(text, return_tensors="pt") gives the arguments of the forward',
+            found=f"{type(error).__name__}: {error}",
+            hint="pass token ids as inputs",
+        ) from error
     return encoded, f"text of {len(inputs)} characters: " + _shapes(encoded)
 
 
@@ -172,7 +232,7 @@ def _rejections(model: nn.Module) -> Iterator[None]:
         raise InputError(
             f"the forward of {type(model).__name__} raised",
             found=f"{type(error).__name__}: {error}",
-            hint="check that the inputs fit the model; --debug shows the whole traceback",
+            hint="check that the inputs fit the model",
         ) from error
 
 

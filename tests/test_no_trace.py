@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normprobe
+from normprobe.errors import InputError
 from tests.models import MODELS, WIDTH, Built, Mlp, decoder
 from tests.trace import Snapshot
 
@@ -89,7 +90,7 @@ def test_loss_that_raises() -> None:
     def loss(output: Any, given: Any) -> Tensor:
         raise MidwayError("in the loss")
 
-    with pytest.raises(MidwayError, match="in the loss"):
+    with pytest.raises(InputError, match="MidwayError: in the loss"):
         normprobe.probe(model, inputs, level="backward", loss=loss)
     before.assert_kept()
 

@@ -51,3 +51,13 @@ def test_links_lead_to_files(root: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links
     assert [link for link in links if not (root / link).exists()] == []
+
+
+def test_the_demo_prints_what_the_readme_shows(root: Path) -> None:
+    """Word for word; digits and bars may differ from one processor to another."""
+    environment = os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "normprobe", "demo"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)
+    (shown,) = blocks("text")
+    words = [re.sub(r"[-\d.▁-█]+", "", text).split() for text in (shown, done.stdout)]
+    assert words[0] == words[1]

@@ -67,7 +67,8 @@ class MassiveActivations(Check):
         more = ""
         if len(entries) > 1:
             channels, positions = ({getattr(e, name) for e in entries} for name in ("channel", "position"))
-            more = f"; {len(entries)} entries stand out, in {len(channels)} channels at {len(positions)} positions"
+            where = f"in {_plural(channels, 'channel')} at {_plural(positions, 'position')}"
+            more = f"; {len(entries)} entries stand out, {where}"
         return self.finding(
             first,
             f"channel {worst.channel} at position {worst.position} holds {number(worst.value)}, "
@@ -75,6 +76,10 @@ class MassiveActivations(Check):
             value=worst.ratio,
             against="max_ratio",
         )
+
+
+def _plural(found: set[int], noun: str) -> str:
+    return f"{len(found)} {noun}" if len(found) == 1 else f"{len(found)} {noun}s"
 
 
 def _path(stream: StreamMeasure, index: int) -> str:

@@ -18,7 +18,8 @@ class MissingFinalNorm(Check):
 
     Whether every path from the last residual add of a stream to the head passes a norm, read off the recorded
     data flow.
-    The head is the path to the logits, else to the first returned tensor. The value is the RMS of the stream
+    The head is the path to the logits, else to the first returned tensor; where there is no head, the message
+    says what reads the stream. The value is the RMS of the stream
     that is read there (median over tokens), where it was measured; the message adds the largest token and the
     growth since the stream's entry.
 
@@ -37,8 +38,9 @@ class MissingFinalNorm(Check):
     ## When to ignore it
 
     When the stream is read raw on purpose and its reader has learned that scale. Post-norm and DeepNorm
-    streams end every block in a norm and need none; a stream whose features are pooled or taken at an inner
-    layer is skipped with that reason.
+    streams end every block in a norm and need none. A mean of the raw tokens before a classifier is a raw read
+    as well: pooling does not normalise. Where it cannot be told whether the last add is read, as with features
+    taken at an inner layer, the stream is skipped with that reason.
 
     ## References
 
@@ -78,7 +80,7 @@ class MissingFinalNorm(Check):
     @staticmethod
     def _reading(stream: Stream, data: ReportData) -> str:
         """Who reads the raw stream: what the Anatomy says of it, else the head where there is one."""
-        writes, reason = f"after {stream.depth} writes", stream.final_norm_reason
+        writes, reason = f"after {stream.depth} write{'' if stream.depth == 1 else 's'}", stream.final_norm_reason
         if reason.startswith("read "):
             return f"the raw stream is {reason}, {writes}"
         if reason or data.anatomy.head is None:

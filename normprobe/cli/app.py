@@ -1,43 +1,18 @@
-"""The `normprobe` command."""
+"""The entry point of the `normprobe` command; it loads nothing before it can answer an interrupt."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
 
-import typer
-
-from normprobe.cli.audit import audit, demo
-from normprobe.cli.rules import explain, rules
-from normprobe.version import __version__
-
-app = typer.Typer(
-    name="normprobe",
-    help="Tells how the signal of a PyTorch model keeps or loses its scale, and what is wrong.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (audit, demo, rules, explain):
-    app.command()(command)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"normprobe {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Options before the command."""
+from normprobe.cli.interrupt import INTERRUPTED, at_once
 
 
 def main() -> None:
-    """Entry point of the console script; ends the process with 0, 1 or 2."""
-    app(prog_name="normprobe")
+    """Entry point of the console script; ends the process with 0, 1 or 2, or 130 where it was interrupted."""
+    try:
+        with at_once():
+            from normprobe.cli.commands import app
+        app(prog_name="normprobe")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from normprobe.cli import options as opt
+from normprobe.cli.interrupt import at_once
 from normprobe.cli.outcome import CLEAN, FINDINGS, outcome, stderr
 from normprobe.cli.output import deliver, pick, quiet_stdout
 from normprobe.cli.progress import progress
 from normprobe.cli.request import Request
+from normprobe.errors import SettingError
 from normprobe.report.files import check_place
 from normprobe.report.render import Format
 from normprobe.report.report import Report
@@ -87,15 +89,19 @@ def examine(request: Request) -> Report:
     Raises:
         NormprobeError: the target could not be loaded, run or read.
     """
-    level, loading = request.depth(), request.loading()
+    if not request.target.strip():
+        raise SettingError(
+            "no target is named", expected="TARGET", found=repr(request.target), hint="normprobe audit --help"
+        )
+    level = request.depth()
     with progress(quiet=request.quiet) as advance, quiet_stdout():
         if advance is not None:
             advance("load", 0, 0)
-        from normprobe.targets import resolve
+        with at_once():
+            from normprobe.probing import probe
+            from normprobe.targets import resolve
 
-        loaded = resolve(request.target, loading)
-        from normprobe.probing import probe
-
+        loaded = resolve(request.target, request.loading())
         report = probe(
             loaded.model,
             loaded.inputs,
@@ -110,10 +116,11 @@ def examine(request: Request) -> Report:
 
 def _answered(request: Request) -> Report:
     """The report, after it was written to where the request wants it."""
+    format = pick(request.format, request.out)
     if request.out is not None:
         check_place(request.out)
     report = examine(request)
-    deliver(report, pick(request.format, request.out), request.out)
+    deliver(report, format, request.out)
     return report
 
 
@@ -122,4 +129,5 @@ def _described(report: Report, loaded: Loaded) -> Report:
     known = loaded.target.model_dump(exclude_defaults=True, by_alias=False)
     target = report.target.model_copy(update=known)
     notes = tuple(dict.fromkeys((*loaded.notes, *report.notes)))
-    return Report(report.data.model_copy(update={"target": target, "notes": notes}))
+    skipped = (*loaded.skipped, *report.skipped)
+    return Report(report.data.model_copy(update={"target": target, "notes": notes, "skipped": skipped}))

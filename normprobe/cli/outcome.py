@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from normprobe.cli.interrupt import INTERRUPTED
 from normprobe.errors import NormprobeError
 
 CLEAN, FINDINGS, FAILED = 0, 1, 2
-INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as a shell reports them
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def outcome(*, debug: bool = False) -> Iterator[None]:
         _say(Text.assemble(("interrupted", "bold red")))
         raise typer.Exit(INTERRUPTED) from None
     except NormprobeError as error:
-        _fail(error, _taught(error), debug=debug)
+        _fail(error, _taught(error, debug=debug), debug=debug)
     except (Exception, SystemExit) as error:
         _fail(error, _unexpected(error, debug=debug), debug=debug)
 
@@ -69,12 +70,14 @@ def _fail(error: BaseException, message: Text, *, debug: bool) -> None:
     raise typer.Exit(FAILED) from None
 
 
-def _taught(error: NormprobeError) -> Text:
+def _taught(error: NormprobeError, *, debug: bool) -> Text:
     rows = (("expected", error.expected), ("found", error.found), ("try", error.hint))
     parts: list[Any] = [("error: ", "bold red"), error.message]
     for label, text in rows:
         if text:
             parts += ["\n  ", (f"{label}: ", "bold"), text.replace("\n", "\n    ")]
+    if error.__cause__ is not None and not debug:
+        parts.append(("\n  (run again with --debug to see where)", "dim"))
     return Text.assemble(*parts)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from normprobe.cli.outcome import drop_stdout
-from normprobe.errors import NormprobeError
+from normprobe.errors import NormprobeError, SettingError
 from normprobe.report.files import write_whole
 from normprobe.report.render import Format, document, render, write_rich, write_text
 from normprobe.report.report import Report
@@ -26,10 +26,23 @@ _SUFFIXES = {
 
 
 def pick(format: Format | None, out: Path | None) -> Format:
-    """The format that was asked for, else the one that the file's suffix names, else `rich`."""
+    """The format that was asked for, else the one that the file's suffix names, else `rich`.
+
+    Raises:
+        SettingError: the suffix names no format, and none was asked for.
+    """
     if format is not None:
         return format
-    return _SUFFIXES.get(out.suffix.lower(), Format.RICH) if out is not None else Format.RICH
+    if out is None or not out.suffix:
+        return Format.RICH
+    if out.suffix.lower() not in _SUFFIXES:
+        raise SettingError(
+            f"--out {out}: no format of the suffix {out.suffix}",
+            expected=", ".join(_SUFFIXES),
+            found=out.suffix,
+            hint="--format says the form of a file with another suffix",
+        )
+    return _SUFFIXES[out.suffix.lower()]
 
 
 def deliver(report: Report, format: Format, out: Path | None) -> None:

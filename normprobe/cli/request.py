@@ -45,10 +45,15 @@ class Request:
         """The level of the probe.
 
         Raises:
-            SettingError: --backward was given with --level structure.
+            SettingError: --backward was given with --level structure or with --meta.
         """
         if not self.backward:
             return self.level.value
+        if self.meta:
+            found = "--meta, which loads no weights"
+            raise SettingError(
+                "--backward needs weights", expected="a model with weights", found=found, hint="leave one of them out"
+            )
         if self.level is opt.LevelChoice.STRUCTURE:
             raise SettingError("--backward and --level structure exclude each other", hint="leave one of them out")
         return "backward"

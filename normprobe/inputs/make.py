@@ -45,7 +45,8 @@ def inputs_from_config(
         return complete(model, None, "", batch=batch, seed=seed, tokens=tokens)
     length = row_length(model, tokens)
     ids = random_ids(Face.of(model), batch, length, seed)
-    return complete(model, ids, f"seeded random ids, {batch}x{length}", batch=batch, seed=seed, tokens=tokens)
+    words = f"seeded random ids, {batch}x{length}{capped(length, tokens)}"
+    return complete(model, ids, words, batch=batch, seed=seed, tokens=tokens)
 
 
 def takes_ids(model: nn.Module) -> bool:
@@ -87,6 +88,11 @@ def row_length(model: nn.Module, tokens: int | None) -> int:
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - unused)
     return max(1, min([TOKENS if tokens is None else tokens, *limits]))
+
+
+def capped(length: int, tokens: int | None) -> str:
+    """Words for rows of fewer tokens than were asked for; empty where they have as many."""
+    return f", {length} of {tokens} tokens asked for (the model's maximum)" if tokens and length < tokens else ""
 
 
 def _limits(config: Any, names: tuple[str, ...]) -> list[int]:

@@ -14,7 +14,7 @@ from normprobe.report.series import Chart, Series
 from normprobe.report.sparks import BROKEN, spark
 from normprobe.report.wording import number, plural
 
-_VALUE, _RATIO, _WIDEST, _NARROWEST = 9, 9, 64, 8  # characters; -1.23e-05 and ×1.23e-05 are the longest numbers
+_RATIO, _WIDEST, _NARROWEST = 9, 64, 8  # characters; ×1.23e-05 is the longest ratio
 
 
 def chart_lines(page: Page, chart: Chart) -> Iterator[RenderableType]:
@@ -42,14 +42,23 @@ class _Layout:
 
     page: Page
     label: int
+    value: int
     bars: int
 
     @classmethod
     def of(cls, page: Page, series: Sequence[Series]) -> _Layout:
         names = [name for one in series for name in (one.label, one.reference_label, one.companion_label)]
         label = min(page.width // 4, max(len(page.text(name)) for name in names))
-        room = min(_WIDEST, page.width - INDENT - label - 2 * _VALUE - _RATIO - 4)
-        return cls(page, label, room if room >= _NARROWEST else 0)
+        ends = [
+            curve[end]
+            for one in series
+            for curve in (one.values, one.reference, one.companion)
+            if curve
+            for end in (0, -1)
+        ]
+        value = max(len(page.text(number(end))) for end in ends)
+        room = min(_WIDEST, page.width - INDENT - label - 2 * value - _RATIO - 4)
+        return cls(page, label, value, room if room >= _NARROWEST else 0)
 
     def lines(self, one: Series) -> Iterator[Text]:
         """The series, its reference on the same scale, and its companion on its own."""
@@ -78,10 +87,10 @@ class _Layout:
             " " * INDENT,
             (page.fit(name, self.label).ljust(self.label), emphasis),
             " ",
-            page.text(number(first)).rjust(_VALUE),
+            page.text(number(first)).rjust(self.value),
             " ",
             drawn,
-            f" {page.text(number(last)).ljust(_VALUE)} ",
+            f" {page.text(number(last)).ljust(self.value)} ",
             (page.text(times), "dim"),
             no_wrap=True,
             overflow="crop",

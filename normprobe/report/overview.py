@@ -26,7 +26,7 @@ _UNTRAINED = re.compile(r"random weights\b|\d+ of \d+ tensors? not in the checkp
 
 
 def headline(data: ReportData) -> list[str]:
-    """The target: random weights first, then class, parameters, dtype, device, inputs, revision, as far as they are known."""
+    """The target: weights that are no checkpoint's, class, parameters, dtype, device, inputs, revision, where known."""
     target = data.target
     facts = (
         *weights_facts(data),

@@ -54,7 +54,8 @@ class Page:
             shown = fact if isinstance(fact, Text) else Text(self.text(fact))
             between = self.text(" · ")
             if line and used + len(between) + len(shown) > room:
-                line, used = line.append(between.rstrip() + "\n"), 0
+                fits = used + len(between.rstrip()) <= self.width - indent
+                line, used = line.append((between.rstrip() if fits else "") + "\n"), 0
             elif line:
                 line, used = line.append(between), used + len(between)
             line, used = line.append_text(shown), used + len(shown)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 _INDEX = re.compile(r"(?<![^.#:])(?:0|[1-9][0-9]*)(?![^.#:])")
+_CODE = re.compile(r"NP\d{3}\b")
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
 
@@ -56,11 +57,11 @@ def joined(paths: Iterable[str], width: int, most: int = 4) -> str:
 
 
 def skipped_text(what: Iterable[str], width: int) -> str:
-    """What was skipped for one reason: whole where it is prose, such as codes of checks; paths as in `joined`."""
+    """What was skipped for one reason: every check by its code, never cut, and paths as in `joined`."""
     items = list(what)
-    prose = [item for item in items if " " in item]
-    paths = [item for item in items if " " not in item]
-    return ", ".join([*prose, *([joined(paths, width)] if paths else [])])
+    coded = [item for item in items if _CODE.match(item)]
+    paths = [item for item in items if not _CODE.match(item)]
+    return ", ".join([*coded, *([joined(paths, width)] if paths else [])])
 
 
 def _grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:

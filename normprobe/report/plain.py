@@ -13,7 +13,10 @@ MOST_STREAMS = 6
 
 
 def summary(data: ReportData) -> str:
-    """One verdict line, a line for weights that are not a checkpoint's, a line a stream with its growth, the counts, and a line for each raised code."""
+    """One verdict line, a line a stream with its growth, the counts, and a line for each raised code.
+
+    Weights that are no checkpoint's have a line of their own, the second.
+    """
     name = data.target.name or data.target.class_name or "model"
     lines = [f"normprobe: {name}: {verdict(data).text}"]
     lines += [*(f"  {fact}" for fact in weights_facts(data)), *_streams(data), _counts(data)]

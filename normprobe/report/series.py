@@ -189,7 +189,7 @@ def _heads(heads: Sequence[HeadLogits]) -> Facts:
 
 
 def _over_keys(heads: Sequence[HeadLogits], field: Literal["entropy", "saturated"]) -> str:
-    """The spread of a value that has no meaning in rows with one key: NaN beside finite logits says that it has none."""
+    """The spread of a value that is undefined in rows with one key: such a head has NaN beside finite logits."""
     known: list[float] = []
     undefined = 0
     for head in heads:

@@ -59,7 +59,10 @@ def _verdict(page: Page, data: ReportData) -> Iterator[RenderableType]:
     skips = [f"{len(data.skipped)} not looked at"] if data.skipped else []
     if known := [*headline(data), *skips]:
         loud = weights_facts(data)
-        yield page.facts([Text(page.text(fact), style="not dim bold yellow") if fact in loud else fact for fact in known], style="dim")
+        yield page.facts(
+            [Text(page.text(fact), style="not dim bold yellow") if fact in loud else fact for fact in known],
+            style="dim",
+        )
     if broken := broken_output(data):
         yield Text(page.text(broken), style="bold red")
 

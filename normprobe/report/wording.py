@@ -82,7 +82,7 @@ def plural(count: int, singular: str, several: str | None = None) -> str:
 
 
 def mend_text(fix: str) -> str:
-    """The Python call that applies the rewrite `fix`, such as `normprobe.rewrite(model, [normprobe.AddFinalNorm()])`."""
+    """The Python call that applies the rewrite `fix`."""
     return f"normprobe.rewrite(model, [normprobe.{fix}()])"
 
 

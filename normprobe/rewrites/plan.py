@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Literal, final
 
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
-from normprobe.errors import RewriteError
+from normprobe.errors import RewriteError, SettingError
 from normprobe.rewrites.base import Effect, Rewrite, Sites, Survey
 from normprobe.rewrites.proof import Baseline, Proof
 
@@ -43,6 +43,26 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
             hint="apply one plan, then make the other",
         )
     return Plan(model, inputs, steps)
+
+
+def check_rewrites(rewrites: object) -> tuple[Rewrite, ...]:
+    """The rewrites as a tuple, a single one too.
+
+    Raises:
+        SettingError: one of them is no rewrite, such as a name, or a class where an instance is expected.
+    """
+    given = tuple(rewrites) if isinstance(rewrites, Iterable) and not isinstance(rewrites, str) else (rewrites,)
+    for each in given:
+        if isinstance(each, Rewrite):
+            continue
+        is_class = isinstance(each, type) and issubclass(each, Rewrite)
+        raise SettingError(
+            "rewrites holds something that is no rewrite",
+            expected="a rewrite or a list of them, such as [normprobe.AddFinalNorm()]",
+            found=f"the class {each.__name__}" if isinstance(each, type) else f"{type(each).__name__}: {each!r:.80}",
+            hint=f"{each.__name__}()" if isinstance(each, type) and is_class else None,
+        )
+    return given
 
 
 @final
@@ -113,8 +133,9 @@ class Plan:
             if rewrite.expect is not None and count != rewrite.expect:
                 raise RewriteError(
                     f"{rewrite.name} found another number of sites than it was told to expect",
-                    expected=f"{rewrite.expect} sites",
-                    found=f"{count} sites, {len(found.refused)} refused" + (f" ({reasons})" if reasons else ""),
+                    expected=_count(rewrite.expect, "site"),
+                    found=f"{_count(count, 'site')}, {len(found.refused)} refused"
+                    + (f" ({reasons})" if reasons else ""),
                 )
             if count == 0 and rewrite.expect is None:
                 raise RewriteError(
@@ -155,16 +176,20 @@ class Plan:
         if any(site.added for _, found in self.steps for site in found.sites):
             rows.append("parameters are added: an optimiser made before does not hold them")
         memory = sum(site.undo_bytes for _, found in self.steps for site in found.sites)
-        rows.append(f"undo holds {memory} bytes")
+        rows.append(f"undo holds {_count(memory, 'byte')}")
         if self.proof is not None:
             rows.append(f"proof: {self.proof}")
         return "\n".join(rows)
 
 
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
     stated = "" if rewrite.expect is None else f", {rewrite.expect} expected"
     rows = [f"{rewrite.name}, {rewrite.effect.value}: {rewrite.describe()}"]
-    rows.append(f"  {len(found.sites)} sites{stated}, {len(found.refused)} refused")
+    rows.append(f"  {_count(len(found.sites), 'site')}{stated}, {len(found.refused)} refused")
     for site in found.sites:
         rows.append(f"  {site.path}: {site.change}")
         rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.errors import TargetError
+from normprobe.targets.names import listed
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.quiet import quiet, seeded
 
@@ -32,12 +34,13 @@ def load_factory(where: str, attribute: str, options: TargetOptions, name: str) 
     Raises:
         TargetError: the code cannot be imported, has no such factory, raises, or returns something else.
     """
+    options.refuse("a factory builds the model", "revision", "config_only", "allow_pickle", "trust_remote_code")
     is_file = where.endswith(".py")
     folder = Path(where).resolve().parent if is_file else Path.cwd()
     with _importing_from(folder), quiet(), seeded(options.seed):
         with _named_error(f"{name}: importing {where} failed"):
             module = _import_file(Path(where)) if is_file else _import_module(where, name)
-        found = _lookup(module, attribute, name)
+        found = _lookup(module, attribute, where, name)
         if isinstance(found, nn.Module):
             result: Any = found
         else:
@@ -109,15 +112,17 @@ def _import_module(where: str, name: str) -> ModuleType:
         ) from error
 
 
-def _lookup(module: ModuleType, attribute: str, name: str) -> Any:
+def _lookup(module: ModuleType, attribute: str, where: str, name: str) -> Any:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            own = [key for key, value in vars(module).items() if _is_own_callable(value, module)]
+            own = tuple(key for key, value in vars(module).items() if _is_own_callable(value, module))
+            close = difflib.get_close_matches(attribute, own, n=3, cutoff=0.5)
             raise TargetError(
-                f"{name}: {module.__name__} has no {attribute}",
+                f"{name}: {where} has no {attribute}" if attribute else f"{name}: which function of {where}?",
                 expected="the name of a function that returns the model",
-                found=", ".join(own[:8]) or "no functions",
+                found=listed(own) or "no functions",
+                hint=f"did you mean {' or '.join(close)}?" if close else None,
             )
         found = getattr(found, part)
     return found

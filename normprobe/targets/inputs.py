@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.errors import InputError
-from normprobe.inputs import complete, inputs_from_config, row_length, takes_ids
+from normprobe.inputs import capped, complete, inputs_from_config, row_length, takes_ids
+from normprobe.targets.names import plural
 from normprobe.targets.options import TargetOptions
 from normprobe.targets.quiet import quiet
 
@@ -45,7 +46,8 @@ def _from_text(
     model: nn.Module, tokenizer: Any, options: TargetOptions, asked: bool
 ) -> tuple[dict[str, Any], str, tuple[str, ...]]:
     text, what = _text(options)
-    ids = text_rows(tokenizer, text, options.batch, row_length(model, options.tokens))
+    length = row_length(model, options.tokens)
+    ids = text_rows(tokenizer, text, options.batch, length)
     rows = _embedding_rows(model)
     if rows is not None and int(ids.max()) >= rows:
         reason = f"the tokenizer gives ids up to {int(ids.max())}, the model has {rows} embeddings"
@@ -53,13 +55,20 @@ def _from_text(
             raise InputError(f"the text cannot be used: {reason}", hint="leave --text away for seeded ids")
         made = inputs_from_config(model, options.batch, options.seed, options.tokens)
         return *made, (f"{made[1]}: {reason}",)
-    words = f"{what}, {_count(options.batch, ids.shape[1])}"
+    words = f"{what}, {_count(options.batch, ids.shape[1])}{_fewer(ids.shape[1], length, options.tokens)}"
     inputs, described = complete(model, ids, words, batch=options.batch, seed=options.seed, tokens=options.tokens)
     return inputs, described, (described,)
 
 
+def _fewer(given: int, length: int, tokens: int | None) -> str:
+    """Words for rows of fewer tokens than were asked for: the text ends, or the model takes no more."""
+    if tokens is not None and given < length:
+        return f", {given} of {tokens} tokens asked for (the text has no more)"
+    return capped(length, tokens)
+
+
 def _count(batch: int, length: int) -> str:
-    return f"{length} tokens" if batch == 1 else f"{batch} rows of {length} tokens"
+    return plural(length, "token") if batch == 1 else f"{batch} rows of {plural(length, 'token')}"
 
 
 def _embedding_rows(model: nn.Module) -> int | None:
@@ -95,7 +104,7 @@ def text_rows(tokenizer: Any, text: str, batch: int, length: int) -> Tensor:
     """
     bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not bare:
-        raise InputError("the text has no tokens", found=f"{len(text)} characters")
+        raise InputError("the text has no tokens", found=plural(len(text), "character"))
     before, after = _around(bare, list(tokenizer(text)["input_ids"]))
     if length <= len(before) + len(after):
         before, after = [], []  # no room for them and the text

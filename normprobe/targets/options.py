@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from normprobe.errors import SettingError
-from normprobe.records import Target
+from normprobe.records import Skipped, Target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +54,21 @@ class TargetOptions:
         if self.text is not None and self.text_file is not None:
             raise SettingError("text and text_file are both given", hint="give one of them")
 
+    def refuse(self, why: str, *names: str) -> None:
+        """Say that one of the options `names` was given and would have no effect.
+
+        Raises:
+            SettingError: one of them differs from its default.
+        """
+        defaults = TargetOptions()
+        for name in names:
+            value = getattr(self, name)
+            if value != getattr(defaults, name):
+                option = "--" + name.replace("_", "-")
+                raise SettingError(
+                    f"{option} has no effect: {why}", found=f"{name}={value!r:.80}", hint=f"leave {option} out"
+                )
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -68,6 +83,7 @@ class Loaded:
         notes: what a reader must know about weights and inputs.
         missing: parameters and buffers of the model that the checkpoint did not hold (newly initialised).
         unexpected: tensors of the checkpoint that the model has no place for.
+        skipped: what a report on the model cannot say, because of how it was loaded.
     """
 
     model: nn.Module
@@ -77,6 +93,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True)

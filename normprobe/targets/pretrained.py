@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from normprobe.errors import TargetError
+from normprobe.targets.names import listed, plural
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.place import parse_dtype
 from normprobe.targets.quiet import quiet, seeded
-
-SHOWN = 8  # names in a note or an error; Loaded.missing and Loaded.unexpected hold all
 
 
 def load_pretrained(
@@ -49,16 +48,10 @@ def load_pretrained(
     return Built(
         model,
         source,
-        notes=_notes(missing, unexpected, options.seed),
+        notes=_notes(missing, unexpected, len(model.state_dict()), options.seed),
         missing=missing,
         unexpected=unexpected,
     )
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _check_shapes(name: str, report: dict[str, Any]) -> None:
@@ -66,7 +59,7 @@ def _check_shapes(name: str, report: dict[str, Any]) -> None:
     if mismatched:
         key, found, expected = mismatched[0]
         raise TargetError(
-            f"{name}: {len(mismatched)} tensors have another shape than the configuration says, first {key}",
+            f"{name}: {plural(len(mismatched), 'tensor')} with another shape than the configuration says, first {key}",
             expected=str(tuple(expected)),
             found=str(tuple(found)),
             hint="config.json and weights are of different models; or --config-only for random weights",
@@ -84,13 +77,13 @@ def _check_any_loaded(name: str, model: nn.Module, missing: tuple[str, ...], une
         )
 
 
-def _notes(missing: tuple[str, ...], unexpected: tuple[str, ...], seed: int) -> tuple[str, ...]:
+def _notes(missing: tuple[str, ...], unexpected: tuple[str, ...], tensors: int, seed: int) -> tuple[str, ...]:
     notes = []
     if missing:
         notes.append(
-            f"{len(missing)} tensors are not in the checkpoint and were newly initialised "
-            f"(seed {seed}): {listed(missing)}"
+            f"{len(missing)} of {plural(tensors, 'tensor')} not in the checkpoint: newly initialised "
+            f"(seed {seed}), {listed(missing)}"
         )
     if unexpected:
-        notes.append(f"{len(unexpected)} tensors of the checkpoint were not used: {listed(unexpected)}")
+        notes.append(f"{plural(len(unexpected), 'tensor')} of the checkpoint not used: {listed(unexpected)}")
     return tuple(notes)

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from normprobe.errors import InputError, TargetError
-from normprobe.records import Target
+from normprobe.records import Skipped, Target
 from normprobe.targets.config import build_config, default_config, is_model_type, read_config
 from normprobe.targets.factory import load_factory
 from normprobe.targets.folder import load_folder
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, load_hub
 from normprobe.targets.inputs import make_inputs
+from normprobe.targets.names import listed, plural
 from normprobe.targets.options import Built, Loaded, TargetOptions
 from normprobe.targets.place import dtype_names, parse_device, parse_dtype, to_device_dtype
 from normprobe.targets.weights import PICKLE_SUFFIXES
@@ -34,9 +36,11 @@ def resolve(name: str, options: TargetOptions | None = None) -> Loaded:
         SettingError: unknown device or dtype.
     """
     options = options or TargetOptions()
+    _check_name(name, options)
     device = parse_device("meta" if options.meta else options.device)
     dtype = parse_dtype(options.dtype)
     built = _build(name, options)
+    _check_parameters(built.model, name, meta=device.type == "meta")
     model = to_device_dtype(built.model, device, dtype).eval()
     built = replace(built, model=model, inputs=to_device_dtype(built.inputs, device, dtype))
     inputs, described, notes = _inputs(built, options)
@@ -48,11 +52,52 @@ def resolve(name: str, options: TargetOptions | None = None) -> Loaded:
         notes=built.notes + notes,
         missing=built.missing,
         unexpected=built.unexpected,
+        skipped=_skipped(built),
     )
+
+
+def _check_name(name: str, options: TargetOptions) -> None:
+    """Refuse an empty name, which would mean the current folder, and a text file that is not there."""
+    if not name.strip():
+        raise TargetError("no target is named", expected="a folder, file, factory or hub id", found=repr(name))
+    if options.text_file is not None:
+        path = Path(options.text_file)
+        if not path.exists() or path.is_dir():  # a pipe is as good as a file
+            found = "a folder" if path.is_dir() else f"nothing at {path.absolute()}"
+            raise InputError(f"{options.text_file}: no such text file", expected="a file", found=found)
+
+
+def _check_parameters(model: nn.Module, name: str, *, meta: bool) -> None:
+    """Refuse a model that has no values, or no shapes, to be moved and measured."""
+    tensors = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+    lazy = next((key for key, tensor in tensors.items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise TargetError(
+            f"{name}: a lazy module, {lazy} has no shape yet",
+            expected="a model whose parameters have shapes",
+            hint="run it once first, in the factory: model(inputs)",
+        )
+    empty = next((key for key, tensor in tensors.items() if tensor.is_meta), None)
+    if empty is not None and not meta:
+        raise TargetError(
+            f"{name}: {empty} is on the meta device and has no values",
+            expected="a model with weights",
+            hint="--meta reads its structure alone; or build it without the meta device",
+        )
+
+
+def _skipped(built: Built) -> tuple[Skipped, ...]:
+    if not built.missing:
+        return ()
+    count = plural(len(built.missing), "tensor")
+    why = f"not in the checkpoint, newly initialised: {listed(built.missing)}"
+    return (Skipped(what=f"the trained values of {count}", why=why),)
 
 
 def _build(name: str, options: TargetOptions) -> Built:
     path = Path(name).expanduser()
+    if path.exists():
+        options.refuse("the target is no hub id", "revision")
     where, _, attribute = name.rpartition(":")
     if where.endswith(".py"):
         return load_factory(where, attribute, options, name)
@@ -111,12 +156,14 @@ def _inputs(
 ) -> tuple[tuple[Any, ...] | dict[str, Any] | None, str, tuple[str, ...]]:
     """Inputs, their description, and notes. Without inputs the note says why."""
     if built.inputs is not None:
+        options.refuse("the factory gives its own inputs", "text", "text_file", "tokens", "batch")
         return built.inputs, "given by the factory", ()
     try:
         inputs, described, notes = make_inputs(built.model, built.tokenizer, options)
     except InputError as error:
         if options.text is not None or options.text_file is not None:
             raise
+        options.refuse(f"no inputs can be made ({error.message})", "tokens", "batch")
         return None, "", (f"no inputs: {error.message}",)
     return inputs, described, notes
 

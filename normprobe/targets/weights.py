@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from normprobe.errors import TargetError
+from normprobe.targets.names import plural
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -101,7 +102,7 @@ def _sharded(index: Path) -> Weights:
             raise TargetError(
                 f"{index}: shard {name} is missing",
                 expected=str(path),
-                found=f"no such file, while the index places {len(wanted)} tensors there",
+                found=f"no such file, while the index places {plural(len(wanted), 'tensor')} there",
                 hint="download the missing shard",
             )
         held = read_keys(path)

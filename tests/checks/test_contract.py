@@ -146,7 +146,11 @@ def test_unknown_facts_are_skipped_or_pass_on_purpose(check: Check) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("code", NOT_FINITE)
 def test_what_is_not_finite_never_passes(code: str, value: float) -> None:
-    assert code in codes(NOT_FINITE[code](value))
+    found, skipped = run(NOT_FINITE[code](value))
+    if code == "NP401" and math.isnan(value):  # left to NP504, and said so
+        assert "a logit is NaN (NP504)" in [one.why for one in skipped if one.what.startswith(code)]
+    else:
+        assert code in {finding.code for finding in found}
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])

@@ -183,7 +183,7 @@ def test_np401_notes_a_bound_that_alone_exceeds_the_limit() -> None:
     assert (found.severity.value, found.value) == ("note", 90.0)
     assert found.message == (
         "logits of up to 90 cannot be ruled out, though 64 sampled rows reach 30 at most; "
-        "1 of 1 sites have such a bound"
+        "1 of 1 attention site has such a bound"
     )
 
 
@@ -227,9 +227,8 @@ def test_np401_misses_the_second_site_of_a_module() -> None:
     assert found == ()  # capped, whichever it is
 
 
-@pytest.mark.parametrize("bound", [NAN, INF])
-def test_np401_is_not_silent_about_a_broken_bound_or_an_unmeasured_site(bound: float) -> None:
-    (found,), _ = judge("NP401", measured(b.site(softcap=50.0), b.logits(3.0, bound=bound)))
+def test_np401_is_not_silent_about_a_broken_bound_or_an_unmeasured_site() -> None:
+    (found,), _ = judge("NP401", measured(b.site(softcap=50.0), b.logits(3.0, bound=INF)))
     assert found.severity.value == "note"
     found_too, skipped = judge("NP401", measured(b.site("other"), b.logits(3.0)))
     assert found_too == ()
@@ -237,9 +236,23 @@ def test_np401_is_not_silent_about_a_broken_bound_or_an_unmeasured_site(bound: f
 
 
 def test_np401_ranks_what_is_not_finite_above_every_number() -> None:
-    (found,), _ = judge("NP401", measured(b.site(), b.logits(1e9, NAN, 3.0)))
-    assert isinstance(found.value, float)
-    assert math.isnan(found.value)
+    (found,), _ = judge("NP401", measured(b.site(), b.logits(1e9, INF, 3.0)))
+    assert found.value == INF
+
+
+@pytest.mark.parametrize("heads", [b.logits(1e9, NAN, 3.0), b.logits(3.0, bound=NAN)])
+def test_np401_leaves_a_nan_to_np504(heads: Any) -> None:
+    found, (skipped,) = judge("NP401", measured(b.site(), heads))
+    assert found == ()
+    assert (skipped.what, skipped.why) == ("NP401 unresolved-logits at blocks.0.attn", "a logit is NaN (NP504)")
+
+
+def test_np401_does_not_judge_logits_with_a_position_bias() -> None:
+    found, (skipped,) = judge("NP401", measured(b.site(biased=True), b.logits(1e9)))
+    assert found == ()
+    assert skipped.why == "the logits carry a position bias, q·k alone was not measured"
+    found, _ = judge("NP401", measured(b.site(biased=False), b.logits(1e9)))
+    assert [f.code for f in found] == ["NP401"]
 
 
 @pytest.mark.parametrize(

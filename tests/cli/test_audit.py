@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from normprobe.cli.app import app
+from normprobe.cli.commands import app
 from normprobe.errors import TargetError
 from normprobe.records import Finding, ReportData, Severity, Target
 from normprobe.report.report import Report
@@ -37,7 +37,12 @@ class Stage:
             raise self.raises
         target = Target(name=name, inputs="seeded ids", class_name=self.class_name)
         return SimpleNamespace(
-            model="model", inputs=("ids",), tokenizer="tok", target=target, notes=("random weights",)
+            model="model",
+            inputs=("ids",),
+            tokenizer="tok",
+            target=target,
+            notes=("random weights",),
+            skipped=(),
         )
 
     def probe(self, model: Any, inputs: Any, **more: Any) -> Report:
@@ -108,7 +113,7 @@ def test_the_loader_knows_the_target_and_the_notes_of_both_are_kept(stage: Stage
 
 def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
     words = (
-        "audit org/net --revision v2 --config-only --meta --device cuda:1 --dtype bfloat16 --allow-pickle "
+        "audit org/net --revision v2 --config-only --device cuda:1 --dtype bfloat16 --allow-pickle "
         "--trust-remote-code --text-file t.txt --tokens 99 --batch 3 --seed 7 --backward --autocast float16 "
         "--quiet"
     )
@@ -121,7 +126,6 @@ def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
         "bfloat16",
     )
     assert options.config_only
-    assert options.meta
     assert options.allow_pickle
     assert options.trust_remote_code
     assert (options.text, options.text_file, options.tokens, options.batch, options.seed) == (
@@ -137,6 +141,36 @@ def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
         ("ids",),
         "tok",
     )
+
+
+def test_meta_arrives_and_excludes_backward(stage: Stage, run: Run) -> None:
+    assert run("audit", "net", "--meta").exit_code == 0
+    assert stage.calls["options"].meta
+    result = run("audit", "net", "--meta", "--backward")
+    assert result.exit_code == 2
+    assert "--backward needs weights" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_target_without_a_name_is_an_error(stage: Stage, run: Run, name: str) -> None:
+    result = run("audit", name)
+    assert (result.exit_code, stage.calls) == (2, {})
+    assert "no target is named" in result.stderr
+
+
+def test_a_suffix_that_names_no_format_is_said_before_the_work(stage: Stage, run: Run, tmp_path: Path) -> None:
+    result = run("audit", "net", "--out", str(tmp_path / "r.pdf"))
+    assert (result.exit_code, stage.calls) == (2, {})
+    assert "expected: .json, .html, .htm, .md, .txt" in result.stderr
+    assert run("audit", "net", "--out", str(tmp_path / "r.pdf"), "--format", "html").exit_code == 0
+
+
+def test_debug_is_offered_where_there_is_a_cause(stage: Stage, run: Run) -> None:
+    stage.raises = TargetError("no")
+    assert "--debug" not in run("audit", "net").stderr
+    stage.raises.__cause__ = ValueError("deep")
+    assert "--debug" in run("audit", "net").stderr
+    assert "run again" not in run("audit", "net", "--debug").stderr
 
 
 def test_nothing_is_asked_for_by_default(stage: Stage, run: Run) -> None:

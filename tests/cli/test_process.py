@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,32 @@ def test_the_demo_finds_its_fault() -> None:
     code, out, err = finish(start("-m", "normprobe", "demo", "--format", "json"))
     assert code == 0, err
     assert "NP201" in {finding["code"] for finding in json.loads(out)["findings"]}
+
+
+SLOW = """
+import sys, time
+from normprobe.cli.app import main
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            try:
+                print("importing", file=sys.stderr, flush=True)
+                time.sleep(60)
+            except BaseException:
+                pass  # as some libraries do while they are imported
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["normprobe", "audit", "normprobe.demo.model:build"]
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["typer", "torch"])
+def test_an_interrupt_while_libraries_load_ends_the_command(name: str) -> None:
+    process = start("-c", SLOW.format(name=name))
+    assert process.stderr is not None
+    assert process.stderr.readline().strip() == b"importing"
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert (code, out, err) == (130, "", "interrupted\n")

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normprobe import checks
-from normprobe.cli.app import app
+from normprobe.cli.commands import app
 from normprobe.version import __version__
 
 

@@ -21,7 +21,7 @@ from normprobe.report.places import joined, ranges, shorten
         (["a.0.b.0", "a.0.b.1", "a.1.b.0", "a.1.b.1"], ["a.0–1.b.0–1"]),
         (["a.0.b.0", "a.1.b.1"], ["a.0.b.0", "a.1.b.1"]),
         (["net#add:0", "net#add:1"], ["net#add:0–1"]),
-        (["conv1", "conv2"], ["conv1, conv2"]),
+        (["conv1", "conv2"], ["conv1", "conv2"]),
         (["h.00", "h.01"], ["h.{00, 01}"]),
         (["."], ["."]),
         ([], []),

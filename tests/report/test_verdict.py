@@ -71,7 +71,7 @@ def test_an_unread_final_norm_is_what_np201_skips() -> None:
     ("severities", "mark", "text"),
     [
         ((Severity.NOTE,), "?", "0 errors, 0 warnings, 1 note; no residual stream was found"),
-        ((Severity.WARNING,), "✗", "0 errors, 1 warning, 0 notes"),
+        ((Severity.WARNING,), "!", "0 errors, 1 warning, 0 notes"),
         ((Severity.ERROR, Severity.NOTE), "✗", "1 error, 0 warnings, 1 note"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normprobe.errors import TargetError
+from normprobe.errors import SettingError, TargetError
 from normprobe.targets import TargetOptions, resolve
 
 SOURCE = """
@@ -197,3 +197,71 @@ def test_missing_module_is_named() -> None:
 def test_file_alone_asks_for_the_function(source: Path) -> None:
     with pytest.raises(TargetError, match=r"models_of_mine\.py:factory"):
         resolve(str(source))
+
+
+MORE = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Linear(4, 4), torch.ones(2, 4)
+
+def bare():
+    return nn.Linear(4, 4)
+
+def on_meta():
+    with torch.device("meta"):
+        return nn.Linear(4, 4), torch.ones(2, 4)
+
+def lazy():
+    return nn.LazyLinear(4), torch.ones(2, 4)
+""" + "".join(f"\ndef other_{index}():\n    return None\n" for index in range(9))
+
+
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    path = tmp_path / "more.py"
+    path.write_text(MORE, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"revision": "main"}, "--revision"),
+        ({"config_only": True}, "--config-only"),
+        ({"allow_pickle": True}, "--allow-pickle"),
+        ({"trust_remote_code": True}, "--trust-remote-code"),
+        ({"text": "words"}, "--text"),
+        ({"text_file": __file__}, "--text-file"),
+        ({"tokens": 8}, "--tokens"),
+        ({"batch": 2}, "--batch"),
+    ],
+)
+def test_an_option_without_effect_is_refused(more: Path, options: dict[str, object], named: str) -> None:
+    with pytest.raises(SettingError, match=rf"{named} has no effect: (a|the) factory"):
+        resolve(f"{more}:build", TargetOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"tokens": 8}, {"batch": 2}])
+def test_rows_of_inputs_that_cannot_be_made_are_refused(more: Path, options: dict[str, int]) -> None:
+    with pytest.raises(SettingError, match="no inputs can be made"):
+        resolve(f"{more}:bare", TargetOptions(**options))  # type: ignore[arg-type]
+    assert resolve(f"{more}:bare").inputs is None
+
+
+def test_a_wrong_name_gets_close_ones_and_a_list_that_says_where_it_ends(more: Path) -> None:
+    with pytest.raises(TargetError, match=r"(?s)more\.py has no biuld.* and 5 more.*did you mean build\?") as caught:
+        resolve(f"{more}:biuld")
+    assert "normprobe_target" not in str(caught.value)
+
+
+def test_a_factory_that_builds_on_meta_needs_meta(more: Path) -> None:
+    with pytest.raises(TargetError, match=r"(?s)weight is on the meta device.*--meta reads"):
+        resolve(f"{more}:on_meta")
+    assert resolve(f"{more}:on_meta", TargetOptions(meta=True)).target.device == "meta"
+
+
+def test_a_lazy_module_must_have_run(more: Path) -> None:
+    with pytest.raises(TargetError, match=r"(?s)lazy module, weight has no shape yet.*run it once first"):
+        resolve(f"{more}:lazy")

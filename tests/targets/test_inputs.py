@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_rows_too_short_for_special_ids(folder: Path, tokens: int) -> None:
 
 
 def test_missing_text_file_is_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"gone\.txt: cannot be read"):
+    with pytest.raises(InputError, match=r"gone\.txt: no such text file"):
         resolve(str(folder), TargetOptions(text_file=str(folder / "gone.txt")))
 
 
@@ -113,3 +114,17 @@ def test_minilm(minilm_folder: Path) -> None:
     assert len(loaded.tokenizer(sample_text())["input_ids"]) >= 1600
     with torch.no_grad():
         assert torch.isfinite(loaded.model(**loaded.inputs).last_hidden_state).all()
+
+
+def test_tokens_beyond_the_model_are_said(folder: Path, tmp_path: Path) -> None:
+    said = resolve(str(folder), TargetOptions(tokens=5000, text="a " * 6000)).target.inputs
+    assert re.search(r", \d+ of 5000 tokens asked for \(the model's maximum\)", said), said
+    checkpoints.config_file(tmp_path)
+    said = resolve(str(tmp_path), TargetOptions(tokens=5000)).target.inputs
+    assert re.search(r", \d+ of 5000 tokens asked for \(the model's maximum\)", said), said
+    assert "asked for" not in resolve(str(tmp_path), TargetOptions(tokens=4)).target.inputs
+
+
+def test_a_text_file_that_is_not_there_is_said_for_every_target(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nope: no such text file"):
+        resolve("normprobe.demo.model:build", TargetOptions(text_file=str(tmp_path / "nope")))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normprobe.errors import TargetError
-from normprobe.targets import resolve
+from normprobe.errors import SettingError, TargetError
+from normprobe.targets import TargetOptions, resolve
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
@@ -31,7 +31,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         resolve(str(path))
 
 
-@pytest.mark.parametrize("name", ["./gone", "/no/such/folder", "gone.gguf", "a/b/c", "with space", "", "x.json"])
+@pytest.mark.parametrize("name", ["./gone", "/no/such/folder", "gone.gguf", "a/b/c", "with space", "x.json"])
 def test_names_that_are_nothing(name: str) -> None:
     with pytest.raises(TargetError, match=r"no such file or folder|not found|no config\.json"):
         resolve(name)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(name: str) -> None:
+    with pytest.raises(TargetError, match="no target is named"):
+        resolve(name)
+
+
+def test_a_revision_is_for_hub_ids(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"--revision has no effect: the target is no hub id"):
+        resolve(str(tmp_path), TargetOptions(revision="main"))
