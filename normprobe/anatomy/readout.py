@@ -127,7 +127,7 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
                 return None
             path, tied = _names(model, name, flow.path(step))
             return Head(path=path, logit_multiplier=multiplier, softcap=softcap, tied_to=tied)
-        if step.role is Role.ACT and "tanh" in step.node.op:
+        if step.role is Role.ACT and "tanh" in step.node.op and multiplier != 1.0:  # c·tanh(x / c); a bare one is none
             softcap, multiplier = multiplier, 1.0
         elif step.role not in LIGHT:
             return None

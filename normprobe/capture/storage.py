@@ -62,10 +62,7 @@ class ValueTable:
 def _storage(tensor: Tensor) -> StorageWeakRef | None:
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ):  # tensor subclasses and sparse layouts have no storage of their own
+    except (NotImplementedError, RuntimeError):  # tensor subclasses and sparse layouts have none of their own
         return None
 
 

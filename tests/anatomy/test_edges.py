@@ -134,6 +134,18 @@ def test_an_earlier_projection_beside_the_first_output_is_no_head() -> None:
     assert (found.head, found.streams[0].final_norm) == (None, "final")
 
 
+def test_a_pooler_that_ends_in_an_activation_is_no_head() -> None:
+    class Pooled(Net):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+            for block in self.blocks:
+                x = block(x)
+            x = self.final(x)
+            return {"states": x, "pooled": torch.tanh(self.head(x[:, 0]))}
+
+    found = anatomy(Pooled())
+    assert (found.head, found.streams[0].final_norm) == (None, "final")
+
+
 def test_norm_whose_parameters_a_function_took_is_not_unused() -> None:
     class Functional(Block):
         def forward(self, x: Tensor) -> Tensor:
