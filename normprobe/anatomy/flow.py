@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from normprobe.anatomy.levels import Levels
 from normprobe.anatomy.ops import Role, base, classify
@@ -59,6 +60,7 @@ class Flow:
     consumers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     extra_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)  # answers that places of one build share
 
     def made_by(self, value: int) -> Step | None:
         """The step that makes `value`; None for an input of the model."""
