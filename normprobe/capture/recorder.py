@@ -119,7 +119,8 @@ class _Recorder:
         return output
 
     def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
-        """Record a torch function as one call of its own, under the path of the module that called it."""
+        """Record a torch function as one call and one operation, under the path of the module that called it; what it
+        dissolves into differs between devices and is not looked at."""
         call = self.open(self._path(), "", args, kwargs)
         self.runs[call.path] -= 1
         call.composite = str(function.__name__)
@@ -127,7 +128,9 @@ class _Recorder:
         bound = dict(zip(names, args, strict=False)) | kwargs
         call.arguments = pytree.tree_map_only(Tensor, lambda t: Ref(self.read(t)), bound)
         try:
-            output = function(*args, **kwargs)
+            with _disable_current_modes():
+                output = function(*args, **kwargs)
+            self._emit(f"torch.{call.composite}", call.inputs, _tensors(output))
         finally:
             self.stack.pop()
         return self.close(call, output)
