@@ -117,7 +117,8 @@ class _State:
             return
         self._depths[id(value)] = depth
         if not isinstance(contents, tuple):
-            self.steps.append(partial(_refill, contents, contents.copy()))
+            copy = {} if isinstance(contents, dict) and not contents else contents.copy()  # most hooks: none
+            self.steps.append(partial(_refill, contents, copy))
         if len(contents) <= _MANY:
             for inner in contents.values() if isinstance(contents, dict) else contents:
                 self._nested(inner, depth - 1)

@@ -33,6 +33,7 @@ def headline(data: ReportData) -> list[str]:
         target.class_name,
         f"{amount(target.parameters)} parameter{'' if target.parameters == 1 else 's'}" if target.parameters else "",
         target.dtype,
+        f"autocast {target.autocast}" if target.autocast else "",
         target.device,
         target.inputs,
         f"revision {target.revision}" if target.revision else "",

@@ -12,12 +12,14 @@ from normprobe.records import (
     MassiveActivation,
     QKNorm,
     Reparametrization,
+    ReportData,
     Severity,
     Skipped,
+    Target,
 )
 from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.groups import finding_groups, skipped_groups
-from normprobe.report.overview import leftover_facts, owner, stream_facts, stream_lines
+from normprobe.report.overview import headline, leftover_facts, owner, stream_facts, stream_lines
 from normprobe.report.series import charts, largest
 from tests.report import examples
 from tests.report.builders import norm, norms_of, site, stream
@@ -175,3 +177,10 @@ def test_the_largest_massive_activations_are_shown_and_the_others_counted() -> N
 def test_the_first_value_that_is_not_finite_counts_as_the_largest() -> None:
     assert largest([1.0, 3.0, 2.0]) == 1
     assert largest([1.0, 9.0, math.nan, math.inf]) == 2
+
+
+def test_the_target_line_says_which_autocast_was_in_force() -> None:
+    plain = ReportData(target=Target(name="m", dtype="float32", device="cpu"))
+    mixed = plain.model_copy(update={"target": plain.target.model_copy(update={"autocast": "bfloat16"})})
+    assert headline(plain) == ["float32", "cpu"]
+    assert headline(mixed) == ["float32", "autocast bfloat16", "cpu"]
