@@ -17,6 +17,7 @@ from normprobe.records.anatomy import BranchKind
 
 CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
 _ROUTING = frozenset({"aten.topk", "aten._grouped_mm"})
+_FIRST_CHOICE = frozenset({"aten.argmax", "aten.nonzero"})  # each token to one expert, gathered by expert
 _SCANS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp"})
 _RECURRENT = ("lstm", "gru", "rnn")
 _LOOP = 5  # positions read one by one that make a loop
@@ -37,7 +38,7 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
         return "attention" if own else "cross_attention"
     steps = [flow.steps[i] for i in sorted(part.region)]
     names = {base(s.node.op) for s in steps}
-    if names & _ROUTING:
+    if names & _ROUTING or names >= _FIRST_CHOICE:
         return "moe"
     if any(word in name for name in names for word in _RECURRENT):
         return "recurrent"

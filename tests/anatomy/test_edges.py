@@ -332,3 +332,25 @@ def test_script_modules_are_said_to_be_unread_and_not_unused() -> None:
     report = normprobe.probe(scripted, torch.randn(2, WIDTH))
     assert "NP208" not in [f.code for f in report.findings]
     assert any("script modules" in skip.why for skip in report.skipped)
+
+
+def test_experts_of_which_each_token_takes_the_first_choice_are_experts() -> None:
+    class FirstChoice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.router = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.norm(x).reshape(-1, WIDTH)
+            odds = self.router(tokens).softmax(-1)
+            ranks = torch.nn.functional.one_hot(odds.argmax(-1), 3)
+            ranks = ranks * (ranks.cumsum(0) < 100)  # as a capacity is kept
+            out = torch.zeros_like(tokens)
+            for i, expert in enumerate(self.experts):
+                (chosen,) = torch.nonzero(ranks[:, i], as_tuple=True)
+                out = out.index_add(0, chosen, expert(tokens[chosen]) * odds[chosen, i, None])
+            return x + out.view_as(x)
+
+    (stream,) = anatomy(nn.Sequential(FirstChoice(), FirstChoice())).streams
+    assert [b.kind for b in stream.branches] == ["moe", "moe"]
