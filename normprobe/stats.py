@@ -119,20 +119,6 @@ def peak(x: Tensor, feature_axis: int = -1) -> Peak:
     return Peak(abs(value), value, channel, token)
 
 
-def write_ratio(branch: Tensor, trunk: Tensor, feature_axis: int = -1) -> float:
-    """Median over tokens of RMS(branch) / RMS(trunk).
-
-    Args:
-        branch: what is added, any real dtype.
-        trunk: what it is added to, of the same shape.
-        feature_axis: the axis of the features.
-
-    Returns:
-        A ratio; NaN where a token has 0 / 0 or a NaN, infinite where most trunks are 0.
-    """
-    return quantiles(token_rms(branch, feature_axis) / token_rms(trunk, feature_axis), (0.5,))[0]
-
-
 def growth(values: Sequence[float]) -> Growth:
     """Growth exponent of a residual stream: least squares of log rms on log l, l = 1 … L.
 

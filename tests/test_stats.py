@@ -92,13 +92,6 @@ def test_peak_names_entry_channel_and_token(axis: int) -> None:
         stats.peak(torch.empty(0, 3))
 
 
-def test_write_ratio_is_a_ratio_of_rms() -> None:
-    trunk = torch.randn(3, 5, 8)
-    assert stats.write_ratio(trunk * -0.25, trunk) == pytest.approx(0.25, rel=1e-6)
-    assert stats.write_ratio(torch.ones(1, 4), torch.zeros(1, 4)) == INF
-    assert math.isnan(stats.write_ratio(torch.zeros(1, 4), torch.zeros(1, 4)))
-
-
 @given(st.floats(-2, 2), st.floats(1e-3, 1e3), st.integers(4, 200))
 def test_growth_recovers_a_power_law(exponent: float, scale: float, writes: int) -> None:
     fit = stats.growth([scale * step**exponent for step in range(1, writes + 1)])

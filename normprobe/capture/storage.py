@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
@@ -59,11 +59,17 @@ class ValueTable:
         return [w.value for w in entry[1] if w.value > value and w.start < stop and start < w.stop]
 
 
-def _storage(tensor: Tensor) -> StorageWeakRef | None:
+def storage_of(tensor: Tensor) -> UntypedStorage | None:
+    """The memory of a tensor; None for subclasses and sparse layouts, which have none of their own."""
     try:
-        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    except (NotImplementedError, RuntimeError):  # tensor subclasses and sparse layouts have none of their own
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
         return None
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef | None:
+    storage = storage_of(tensor)
+    return None if storage is None else StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def _interval(tensor: Tensor) -> tuple[int, int]:

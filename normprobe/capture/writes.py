@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from normprobe.capture.storage import storage_of
+
 
 @cache
 def written_arguments(function: Any) -> tuple[tuple[int, str], ...]:
@@ -102,7 +104,5 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _storage(tensor: Tensor) -> int | None:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # tensor subclasses and sparse layouts have no storage of their own
-        return None
+    storage = storage_of(tensor)
+    return None if storage is None else int(storage._cdata)

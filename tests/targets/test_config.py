@@ -43,7 +43,9 @@ def test_model_type_gets_its_head_without_memory(name: str, class_name: str) -> 
 def test_model_runs_on_its_inputs(name: str) -> None:
     loaded = resolve(name, META)
     with torch.no_grad():
-        loaded.model(**loaded.inputs)
+        output = loaded.model(**loaded.inputs)
+    assert output[0].is_meta
+    assert output[0].shape[0] == 1
 
 
 def test_gpt2_has_the_published_size() -> None:
