@@ -30,6 +30,8 @@ LAYERS = (
     {"errors", "version"},
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
+# The order inside a unit that has sub-packages, top to bottom.
+INNER = {"anatomy": ("build", "roles", "streams", "attention", "norm_sites", "flow")}
 # Units of their own, and what they may import.
 ASIDE = {"targets": {"inputs", "records", "errors", "version"}, "demo": set()}
 ABOVE_ASIDE = {"cli", "__main__"}
@@ -98,6 +100,19 @@ def upward_imports(package: Path) -> list[str]:
             for line, name in imported(package, path)
             if not allowed(unit, unit_of(name))
         ]
+    return rows
+
+
+def upward_inside(package: Path) -> list[str]:
+    """Imports against the order of the sub-packages of one unit."""
+    rows = []
+    for path in sources(package):
+        parts = dotted_name(package, path).split(".")[1:]
+        order = INNER.get(parts[0]) if len(parts) > 1 else None
+        for line, name in imported(package, path) if order else ():
+            other = name.split(".")[1:]
+            if other[0] == parts[0] and len(other) > 1 and order.index(other[1]) < order.index(parts[1]):
+                rows.append(f"{path.relative_to(package.parent)}:{line} imports {name}")
     return rows
 
 
@@ -172,6 +187,10 @@ def test_imports_go_downward_only(root: Path) -> None:
     assert upward_imports(root / "normprobe") == []
 
 
+def test_imports_inside_a_unit_go_downward_too(root: Path) -> None:
+    assert upward_inside(root / "normprobe") == []
+
+
 def test_report_checks_and_records_import_no_torch(root: Path) -> None:
     assert torch_imports(root / "normprobe") == []
 
@@ -233,6 +252,13 @@ def test_an_upward_import_is_found(tmp_path: Path, where: str, text: str) -> Non
 )
 def test_a_downward_import_is_no_violation(tmp_path: Path, where: str, text: str) -> None:
     assert upward_imports(plant(tmp_path, where, text)) == []
+
+
+def test_upward_inside_is_found(tmp_path: Path) -> None:
+    text = "from normprobe.anatomy.streams.adds import Write\nfrom normprobe.anatomy.flow.steps import Flow\n"
+    assert upward_inside(plant(tmp_path, "anatomy/attention/ops.py", text)) == [
+        "normprobe/anatomy/attention/ops.py:1 imports normprobe.anatomy.streams.adds"
+    ]
 
 
 @pytest.mark.parametrize(

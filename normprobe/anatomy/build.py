@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from torch import nn
 from torch.jit import ScriptModule
 
-from normprobe.anatomy.adds import Write, find_writes
-from normprobe.anatomy.attention import read_attention
-from normprobe.anatomy.attention_ops import AttentionOp, find_attention
-from normprobe.anatomy.candidates import Candidates
-from normprobe.anatomy.chains import find_chains
-from normprobe.anatomy.flow import Flow, Group
-from normprobe.anatomy.flow import build as build_flow
-from normprobe.anatomy.inline import find_inline_norms
-from normprobe.anatomy.kinds import branch_kind
-from normprobe.anatomy.levels import Levels
-from normprobe.anatomy.norm_sites import find_module_norms, find_static_norms, find_unused_norms
-from normprobe.anatomy.ops import Role
-from normprobe.anatomy.readout import HeadWay, head_value, read_head, steps_behind
-from normprobe.anatomy.reparametrizations import find_reparametrizations, find_unused_reparametrizations
+from normprobe.anatomy.attention.ops import AttentionOp, find_attention
+from normprobe.anatomy.attention.sites import read_attention
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.ops import Role
+from normprobe.anatomy.flow.statics import Statics
+from normprobe.anatomy.flow.steps import Flow, Group
+from normprobe.anatomy.flow.steps import build as build_flow
+from normprobe.anatomy.norm_sites.candidates import Candidates
+from normprobe.anatomy.norm_sites.inline import find_inline_norms
+from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_norms, find_unused_norms
+from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
-from normprobe.anatomy.statics import Statics
-from normprobe.anatomy.streams import ReadStream, read_stream
+from normprobe.anatomy.streams.adds import Write, find_writes
+from normprobe.anatomy.streams.chains import find_chains
+from normprobe.anatomy.streams.kinds import branch_kind
+from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind
+from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, NormSite, Skipped, Stream
 

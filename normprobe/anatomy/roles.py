@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from normprobe.anatomy.attention import ReadSite
-from normprobe.anatomy.branches import norm_path
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import WEIGHTY, Role
-from normprobe.anatomy.streams import ReadStream
+from normprobe.anatomy.attention.sites import ReadSite
+from normprobe.anatomy.flow.ops import WEIGHTY, Role
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.streams.branches import norm_path
+from normprobe.anatomy.streams.streams import ReadStream
 from normprobe.records import NormSite
 from normprobe.records.anatomy import NormRole
 

@@ -9,12 +9,12 @@ from typing import Literal
 
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.flow import Flow
-from normprobe.anatomy.flow import build as build_flow
-from normprobe.anatomy.levels import Levels
-from normprobe.anatomy.ops import LIGHT
-from normprobe.anatomy.readout import steps_behind
-from normprobe.anatomy.statics import Statics
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.ops import LIGHT
+from normprobe.anatomy.flow.statics import Statics
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.flow.steps import build as build_flow
+from normprobe.anatomy.streams.readout import steps_behind
 from normprobe.capture.calls import TensorSpec
 from normprobe.capture.trace import Call
 from normprobe.records import OpSite, Stream

@@ -53,7 +53,7 @@ def test_a_crash_of_the_probe_is_told_with_its_place(monkeypatch: pytest.MonkeyP
 
 
 def test_wrong_readers_make_a_model_unsound(monkeypatch: pytest.MonkeyPatch) -> None:
-    from normprobe.anatomy import streams
+    from normprobe.anatomy.streams import streams
 
     real = streams.read_stream
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from normprobe.anatomy.adds import Part, Write
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import WEIGHTY, Role
-from normprobe.anatomy.reparametrizations import directions
-from normprobe.anatomy.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
+from normprobe.anatomy.flow.ops import WEIGHTY, Role
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
+from normprobe.anatomy.norm_sites.reparametrizations import directions
+from normprobe.anatomy.streams.adds import Part, Write
 from normprobe.records import BranchScale
 
 _ALL = frozenset(Role)

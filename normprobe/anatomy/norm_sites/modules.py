@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.jit import ScriptModule
 
-from normprobe.anatomy.candidates import Candidates
-from normprobe.anatomy.flow import Group
-from normprobe.anatomy.ops import Role
+from normprobe.anatomy.flow.ops import Role
+from normprobe.anatomy.flow.steps import Group
+from normprobe.anatomy.norm_sites.candidates import Candidates
 from normprobe.capture.calls import CallSpec, TensorSpec
 from normprobe.capture.trace import Call, Trace
 from normprobe.norms.identify import identify_module

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import LIGHT, Role, base
-from normprobe.anatomy.walk import argument_value, constant_factor, first_readers
+from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers
 from normprobe.records import OpSite
 
 _BETWEEN = LIGHT | {Role.ADD, Role.ACT}  # mask, bias, scale, softcap

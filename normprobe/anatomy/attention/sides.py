@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role
-from normprobe.anatomy.walk import backward, constant_factor
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import backward, constant_factor
 
 _MIXING = LIGHT | {Role.ADD, Role.GATE}
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normprobe.anatomy.flow import Flow
-from normprobe.anatomy.graph_subject import StaticFunction
-from normprobe.anatomy.levels import Levels
-from normprobe.anatomy.ops import Role, base
-from normprobe.anatomy.statics import Statics
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.statics import Statics
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.norm_sites.graph_subject import StaticFunction
 from normprobe.capture.recorder import record
 from normprobe.capture.trace import Trace
 from normprobe.errors import UnreadableAnatomyError

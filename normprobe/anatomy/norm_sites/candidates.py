@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.levels import Levels
-from normprobe.anatomy.ops import WEIGHTY, Role, classify
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
 
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE, Role.NORM})

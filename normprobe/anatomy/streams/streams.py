@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normprobe.anatomy.adds import Write
-from normprobe.anatomy.attention_ops import AttentionOp
-from normprobe.anatomy.blocks import stream_name
-from normprobe.anatomy.branches import Reading, branch_records, norm_path, read_branches
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.head_rows import replay
-from normprobe.anatomy.ops import LIGHT, Role
-from normprobe.anatomy.readout import HeadWay, Readout, read_out
-from normprobe.anatomy.walk import light_chain
+from normprobe.anatomy.attention.ops import AttentionOp
+from normprobe.anatomy.flow.ops import LIGHT, Role
+from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import light_chain
+from normprobe.anatomy.streams.adds import Write
+from normprobe.anatomy.streams.blocks import stream_name
+from normprobe.anatomy.streams.branches import Reading, branch_records, norm_path, read_branches
+from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 

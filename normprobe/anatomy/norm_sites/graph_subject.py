@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.levels import Levels
+from normprobe.anatomy.flow.levels import Levels
 from normprobe.capture.trace import Node, Ref, Trace
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.subject import Instance, NotComparableError, draw

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from normprobe.anatomy.levels import Levels
-from normprobe.anatomy.ops import Role, base, classify
-from normprobe.anatomy.statics import Statics
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.ops import Role, base, classify
+from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
 
 _PICKS = frozenset({"aten.index", "aten.index_select", "aten.gather"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from normprobe.anatomy.ops import base
+from normprobe.anatomy.flow.ops import base
 from normprobe.capture.trace import Trace
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normprobe.anatomy.adds import Part, Write
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role
-from normprobe.anatomy.walk import first_readers, last_makers, light_chain
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import first_readers, last_makers, light_chain
+from normprobe.anatomy.streams.adds import Part, Write
 from normprobe.records.anatomy import Placement
 
 _OPEN = frozenset(Role) - WEIGHTY - {Role.NORM}  # everything between the trunk and the first norm or weights

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import Role, base
+from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.steps import Flow, Step
 
 _INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE})

@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.flow import Flow, Group
-from normprobe.anatomy.graph_subject import GraphSubject
-from normprobe.anatomy.norm_sites import NOT_NORMS, Found
-from normprobe.anatomy.ops import Role, base
-from normprobe.anatomy.regions import Region, find_regions
+from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.steps import Flow, Group
+from normprobe.anatomy.norm_sites.graph_subject import GraphSubject
+from normprobe.anatomy.norm_sites.modules import NOT_NORMS, Found
+from normprobe.anatomy.norm_sites.regions import Region, find_regions
 from normprobe.capture.trace import Node, Ref
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.identify import identify

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from normprobe.anatomy.adds import Write, previous_write
-from normprobe.anatomy.flow import Flow
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.streams.adds import Write, previous_write
 
 
 def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from normprobe.anatomy.adds import Part
-from normprobe.anatomy.attention_ops import AttentionOp
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import WEIGHTY, Role, base
-from normprobe.anatomy.walk import argument_value
+from normprobe.anatomy.attention.ops import AttentionOp
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, base
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import argument_value
+from normprobe.anatomy.streams.adds import Part
 from normprobe.records.anatomy import BranchKind
 
 CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})

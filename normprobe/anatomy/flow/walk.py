@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.levels import Level
-from normprobe.anatomy.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.levels import Level
+from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.trace import Ref
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from normprobe.anatomy.attention_ops import AttentionOp
-from normprobe.anatomy.attention_sides import Side, trace_side
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.head_rows import head_rows
+from normprobe.anatomy.attention.head_rows import head_rows
+from normprobe.anatomy.attention.ops import AttentionOp
+from normprobe.anatomy.attention.sides import Side, trace_side
+from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import LIGHT, Role
-from normprobe.anatomy.walk import backward, constant_factor, first_readers, reached
+from normprobe.anatomy.flow.ops import LIGHT, Role
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, reached
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normprobe.anatomy import weights
-from normprobe.anatomy.adds import Part, Write
-from normprobe.anatomy.attention_ops import AttentionOp, op_site
-from normprobe.anatomy.blocks import Located, block_names
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.kinds import branch_kind, family
-from normprobe.anatomy.ops import WEIGHTY
-from normprobe.anatomy.placement import Norms, branch_norms, placement
+from normprobe.anatomy.attention.ops import AttentionOp, op_site
+from normprobe.anatomy.flow.ops import WEIGHTY
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.streams import weights
+from normprobe.anatomy.streams.adds import Part, Write
+from normprobe.anatomy.streams.blocks import Located, block_names
+from normprobe.anatomy.streams.kinds import branch_kind, family
+from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
 from normprobe.records import Branch, NormSite
 from normprobe.records.anatomy import BranchKind
 

@@ -9,9 +9,9 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow import Flow, Step
-from normprobe.anatomy.ops import LIGHT, WEIGHTY, Role
-from normprobe.anatomy.walk import Link, light_chain, operand_factor
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Attention sites: the operations, their sides, and which rows feed which head."""

@@ -1,0 +1,1 @@
+"""The recorded operations as a graph of steps, and ways through it."""

@@ -1,0 +1,1 @@
+"""Where norms run: modules, patterns of operations, reparametrised weights."""

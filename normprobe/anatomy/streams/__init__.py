@@ -1,0 +1,1 @@
+"""Residual streams: adds, chains, branches, placement, readout."""
