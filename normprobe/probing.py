@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from normprobe import checks
 from normprobe.anatomy.build import Reading, read
+from normprobe.capture.collector import fewer_collections
 from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
@@ -76,16 +77,21 @@ def probe(
     values, description = _inputs(model, inputs, tokenizer, seed)
     values = _on_device(model, values)
     with torch.inference_mode(False), _precision(model, autocast):
-        tell("record", 0, 0)
-        with _rejections(model), valueless_experts(model) as experts:
-            trace = record(model, values)
-        if experts is not None:
-            trace.notes.append(f"on the meta device experts ran as {experts}, since others read values")
-        tell("identify", 0, 0)
-        reading = read(model, trace)
+        reading = _read(model, values, tell)
         measured, skipped = _measure(model, values, reading, level, loss, seed, tell)
     target = _target(model, description, autocast)
     return _judge(ReportData(target=target, level=level), reading, measured, skipped)
+
+
+def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
+    tell("record", 0, 0)
+    with fewer_collections():
+        with _rejections(model), valueless_experts(model) as experts:
+            trace = record(model, inputs)
+        if experts is not None:
+            trace.notes.append(f"on the meta device experts ran as {experts}, since others read values")
+        tell("identify", 0, 0)
+        return read(model, trace)
 
 
 def _measure(

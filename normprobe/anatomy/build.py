@@ -44,8 +44,9 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     candidates = Candidates(trace, levels)
     found = find_module_norms(model, trace, candidates)
     wholes = _attention_groups(trace, candidates)
-    find_inline_norms(model, build_flow(trace, levels, statics, [*found.groups, *wholes]), found)
     flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
+    if find_inline_norms(model, flow, found):
+        flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     norms = list(found.sites)
     attention = find_attention(flow)
     streams = _streams(flow, model, norms, attention)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from normprobe.capture.leaves import replaced
+
 SMALL = 4096  # elements; integer and boolean tensors up to this size are kept by value
 
 
@@ -40,7 +42,7 @@ class CallSpec:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSpec:
         """The spec of a call with these arguments."""
-        spec_args, spec_kwargs = pytree.tree_map_only(Tensor, TensorSpec.of, (args, kwargs))
+        spec_args, spec_kwargs = replaced((args, kwargs), TensorSpec.of)
         return cls(spec_args, spec_kwargs)
 
     def tensors(self) -> list[TensorSpec]:

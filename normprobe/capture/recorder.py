@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from normprobe.capture.calls import CallSpec
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.leaves import replaced, tensors
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.storage import ValueTable
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
@@ -106,7 +107,7 @@ class _Recorder:
             self._name_inputs(args, kwargs)
         parent = self.stack[-1] if self.stack else -1
         call = Call(len(self.trace.calls), parent, path, self.runs[path], class_name)
-        call.inputs = tuple(self.read(t) for t in _tensors((args, kwargs)))
+        call.inputs = tuple(self.read(t) for t in tensors((args, kwargs)))
         call.first_node = len(self.trace.nodes)
         self.runs[path] += 1
         self.trace.calls.append(call)
@@ -126,11 +127,11 @@ class _Recorder:
         call.composite = str(function.__name__)
         call.execution = self._ordinal(call.parent, call.composite)
         bound = dict(zip(names, args, strict=False)) | kwargs
-        call.arguments = pytree.tree_map_only(Tensor, lambda t: Ref(self.read(t)), bound)
+        call.arguments = replaced(bound, lambda t: Ref(self.read(t)))
         try:
             with _disable_current_modes():
                 output = function(*args, **kwargs)
-            self._emit(f"torch.{call.composite}", call.inputs, _tensors(output))
+            self._emit(f"torch.{call.composite}", call.inputs, tensors(output))
         finally:
             self.stack.pop()
         return self.close(call, output)
@@ -166,15 +167,20 @@ class _Recorder:
 
     def operation(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Record one ATen call."""
-        refs = pytree.tree_map_only(Tensor, lambda t: Ref(self.read(t)), (args, kwargs))
+        inputs: list[int] = []
+
+        def ref(tensor: Tensor) -> Ref:
+            inputs.append(self.read(tensor))
+            return Ref(inputs[-1])
+
+        refs = replaced((args, kwargs), ref)
         changed = written(function, args, kwargs)
-        self.keeper.before_write(changed)
+        if changed:
+            self.keeper.before_write(changed)
         output = run()
-        made = [t for t in _tensors(output) if not any(t is w for w in changed)]
-        if not made and not changed:
-            return output
-        inputs = tuple(leaf.value for leaf in pytree.tree_leaves(refs) if isinstance(leaf, Ref))
-        self._emit(str(function), inputs, made, refs, function, changed)
+        made = [t for t in tensors(output) if not any(t is w for w in changed)]
+        if made or changed:
+            self._emit(str(function), tuple(inputs), made, refs, function, changed)
         return output
 
     def _emit(
@@ -232,7 +238,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ASSUMED and any(t.is_meta for t in _tensors(args)):
+        if func in ASSUMED and any(t.is_meta for t in tensors(args)):
             return self.recorder.assume(func, args)
         return self.recorder.operation(func, args, kwargs, lambda: func(*args, **kwargs))
 
@@ -254,7 +260,3 @@ class _Functions(TorchFunctionMode):
 def _dotted(path: tuple[Any, ...]) -> str:
     """The place of a leaf in nested containers, as in `hidden_states.0`."""
     return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

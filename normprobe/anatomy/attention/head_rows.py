@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.attention.sides import Side
 from normprobe.anatomy.flow.ops import base
 from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import Node, Ref
 from normprobe.records import HeadRows
 
@@ -82,7 +82,7 @@ def _signature(views: Views) -> tuple[Any, ...]:
     """Equal for two chains of views only if the same operations were given the same arguments."""
     rows = []
     for node, place in views:
-        arguments = pytree.tree_map_only(Ref, lambda _: "%", (node.args, node.kwargs))
+        arguments = replaced((node.args, node.kwargs), lambda _: "%", of=Ref)
         rows.append((node.op, repr(arguments), place))
     return tuple(rows)
 

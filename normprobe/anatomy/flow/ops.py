@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 
 import torch
 
@@ -134,6 +135,7 @@ _SOFTMAXES = frozenset(["aten._softmax", "aten.softmax", "aten._safe_softmax", "
 _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
 
 
+@cache
 def base(op: str) -> str:
     """The operator's name without its overload: `aten.add.Tensor` gives `aten.add`."""
     return ".".join(op.split(".")[:2])

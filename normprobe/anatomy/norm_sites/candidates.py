@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify
+from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
 
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE, Role.NORM})
@@ -60,7 +61,7 @@ class Candidates:
         numbers: dict[int, int] = {v: i for i, v in enumerate(call.inputs)}
         rows = []
         for node in self.trace.nodes[call.first_node : call.last_node]:
-            template = pytree.tree_map_only(Ref, lambda r: _number(numbers, r), (node.args, node.kwargs))
+            template = replaced((node.args, node.kwargs), partial(_number, numbers), of=Ref)
             shapes = tuple((self.trace.values[v].shape, self.trace.values[v].dtype) for v in node.outputs)
             rows.append((node.op, repr(template), shapes))
             for value in node.outputs:

@@ -20,8 +20,8 @@ from normprobe.records import NormSite, NormSpec
 _HALF = ("float16", "bfloat16")
 
 
-def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> None:
-    """Add to `found` every norm of the flow that is no module, with path `module.path#op:k`."""
+def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> bool:
+    """Add to `found` every norm of the flow that is no module, with path `module.path#op:k`; whether there is one."""
     finder = _Finder(model, flow)
     index = {site.path: i for i, site in enumerate(found.sites)}
     covered: set[int] = set()
@@ -41,6 +41,7 @@ def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> None:
             found.sites[index[path]] = site.model_copy(update={"executions": site.executions + 1})
         nodes = frozenset(flow.steps[i].node.id for i in region.steps)
         found.groups.append(Group(Role.NORM, nodes, region.origin, region.core.call, index[path]))
+    return bool(covered)
 
 
 class _Finder:

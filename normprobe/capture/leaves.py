@@ -1,0 +1,55 @@
+"""Tensors in the arguments and results of calls: found and replaced, fast for the plain containers that most have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_PLAIN = frozenset({
+    type(None), bool, int, float, complex, str,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+})  # fmt: skip
+
+
+def replaced(tree: Any, new: Callable[[Any], Any], of: type = Tensor) -> Any:
+    """`tree` with `new(leaf)` in the place of every leaf of one type, in order; opens what torch's pytree opens."""
+    if isinstance(tree, of):
+        return new(tree)
+    kind = type(tree)
+    if kind in _PLAIN:
+        return tree
+    if kind is tuple:
+        return tuple([replaced(part, new, of) for part in tree])
+    if kind is list:
+        return [replaced(part, new, of) for part in tree]
+    if kind is dict:
+        return {name: replaced(part, new, of) for name, part in tree.items()}
+    return pytree.tree_map_only(of, new, tree)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors in `tree`, in order."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+        return
+    kind = type(tree)
+    if kind in _PLAIN:
+        return
+    if kind is tuple or kind is list:
+        for part in tree:
+            _collect(part, found)
+    elif kind is dict:
+        for part in tree.values():
+            _collect(part, found)
+    else:
+        found += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
