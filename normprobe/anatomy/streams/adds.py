@@ -77,7 +77,7 @@ def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], project
         return None
     link, over, visited = hit
     part = Part(end, _between(flow, link.value, visited))
-    if not _weighted(flow, part.region):
+    if not _heavy(flow, part.region):
         return None
     if projected and (_projections(flow, side) & part.region or not _bends(flow, part.region)):
         return None
@@ -166,10 +166,6 @@ def _between(flow: Flow, source: int, visited: list[int]) -> frozenset[int]:
             live.update(step.outputs)
             region.add(index)
     return frozenset(region)
-
-
-def _weighted(flow: Flow, region: frozenset[int]) -> bool:
-    return any(flow.steps[i].role in WEIGHTY and flow.steps[i].parameters for i in region)
 
 
 def _bends(flow: Flow, region: frozenset[int]) -> bool:

@@ -10,7 +10,8 @@ def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
     """The outermost chains of writes, in order of their first write.
 
     Writes form a forest by `previous_write`. The longest path becomes a chain first; what then lies inside one of its
-    branches, or holds an accepted chain inside one of its own branches, is an inner skip and left out.
+    branches, or holds an accepted chain inside one of its own branches, is an inner skip and left out, and so is a
+    chain without any weights.
     """
     accepted: list[list[Write]] = []
     taken: set[int] = set()
@@ -18,7 +19,7 @@ def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
     for chain in sorted(_paths(flow, writes), key=len, reverse=True):
         steps = {w.step.id for w in chain}
         regions = frozenset[int]().union(*(w.whole.region for w in chain))
-        if steps & inside or regions & taken:
+        if steps & inside or regions & taken or not any(flow.steps[i].parameters for i in regions):
             continue
         accepted.append(chain)
         taken |= steps
@@ -27,14 +28,15 @@ def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
 
 
 def _paths(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
-    """Disjoint paths through the forest of writes, the longest way first at every fork."""
+    """Disjoint paths through the forest of writes, the longest way first at every fork; of equally long ways the one
+    that ends last, as the others may end inside its branch."""
     previous = {i: previous_write(flow, w, writes) for i, w in writes.items()}
     length = {i: 0 for i in writes}
     for i, before in previous.items():  # in order of time, so that `before` is done
         length[i] = 1 + (length[before.step.id] if before is not None else 0)
     used: set[int] = set()
     paths = []
-    for end in sorted(writes, key=lambda i: (-length[i], i)):
+    for end in sorted(writes, key=lambda i: (-length[i], -i)):
         path: list[Write] = []
         current: Write | None = writes[end]
         while current is not None and current.step.id not in used:
