@@ -16,7 +16,7 @@ from normprobe.norms import elementwise, responses, stored
 from normprobe.norms.eps import rounded
 from normprobe.norms.fit import LARGE, PRECISE, Fit, fit, fit_scaled, odd_parts, rows
 from normprobe.norms.layout import Layout
-from normprobe.norms.module_subject import SIDE, ModuleSubject
+from normprobe.norms.module_subject import SIDE, ModuleSubject, Tail
 from normprobe.norms.probe_layout import find_layout
 from normprobe.norms.specs import statistic_spec, unknown_spec
 from normprobe.norms.subject import Instance, NotComparableError, Subject
@@ -26,13 +26,16 @@ SEED = 1
 EXACT = (torch.float64, torch.float32)
 
 
-def identify_module(module: nn.Module, call: CallSpec, failures: list[str] | None = None) -> NormSpec | None:
+def identify_module(
+    module: nn.Module, call: CallSpec, failures: list[str] | None = None, tail: Tail | None = None
+) -> NormSpec | None:
     """Identify a module by feeding rebuilt copies of it.
 
     Args:
         module: left as it is, bit for bit; so are random states and global flags.
         call: how it was called; the first floating tensor argument is varied, the others are held constant.
         failures: where given, the reason is appended when the module could not be rebuilt or run on its own.
+        tail: the activation that the module ends in, where what comes before it is to be identified.
 
     Returns:
         What the module is, names relative to it; None where it is no norm or could not be looked at.
@@ -40,7 +43,7 @@ def identify_module(module: nn.Module, call: CallSpec, failures: list[str] | Non
     tensors = [*module.parameters(), *module.buffers()]
     with _no_trace(tensor.device for tensor in tensors):
         try:
-            return _with_sides(module, call)
+            return _with_sides(module, call, tail)
         except NotComparableError:
             return None
         except UnreadableAnatomyError as error:
@@ -62,17 +65,17 @@ def identify(subject: Subject) -> NormSpec | None:
             return None
 
 
-def _with_sides(module: nn.Module, call: CallSpec) -> NormSpec | None:
+def _with_sides(module: nn.Module, call: CallSpec, tail: Tail | None) -> NormSpec | None:
     """Identify a module; other floating arguments may gate the input, which changes eps, or be added."""
-    subject = ModuleSubject(module, call)
+    subject = ModuleSubject(module, call, tail=tail)
     spec = _identify(subject)
     if not subject.sides:
         return spec
     if spec is None or spec.eps_placement == "unknown":
-        plain = _identify(ModuleSubject(module, call, side=0.0))
+        plain = _identify(ModuleSubject(module, call, 0.0, tail))
         clear = plain is not None and (spec is None or plain.eps_placement != "unknown")
         return _told(plain, "other arguments held at 0") if plain is not None and clear else spec
-    half = _identify(ModuleSubject(module, call, side=SIDE / 2))
+    half = _identify(ModuleSubject(module, call, SIDE / 2, tail))
     return _ungated(spec, half)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import numbers
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normprobe.capture.calls import CallSpec, TensorSpec
 from normprobe.errors import UnreadableAnatomyError
@@ -18,6 +20,27 @@ from normprobe.norms.subject import Instance, NotComparableError, draw
 SIDE = 32.0  # other floating arguments; in float32 SiLU, GELU and ReLU map it to 32, sigmoid and tanh to 1
 EXACT = (torch.float64, torch.float32)  # dtypes for kind and gain, best first
 _PLAIN = (str, bytes, numbers.Number, torch.dtype, torch.device, torch.Size, type(None))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The operation that a module ends in; its argument number `position` is what the module had made before."""
+
+    function: Any
+    position: int
+
+
+class _Before(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what the last call of a tail's operation was given."""
+
+    def __init__(self, tail: Tail) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tail, self.seen = tail, torch.empty(0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is self.tail.function:
+            self.seen = args[self.tail.position].clone()  # the operation may write in place
+        return function(*args, **(kwargs or {}))
 
 
 class ModuleSubject:
@@ -31,14 +54,15 @@ class ModuleSubject:
         module: never touched; hooks are not copied.
         call: how it was called.
         side: value of the other floating tensor arguments.
+        tail: the activation that the module ends in, where what comes before it is meant.
 
     Raises:
         NotComparableError: no floating tensor argument, or no output that corresponds to it.
         UnreadableAnatomyError: the module could not be rebuilt, or its copy could not be run.
     """
 
-    def __init__(self, module: nn.Module, call: CallSpec, side: float = SIDE) -> None:
-        self._module, self._side = module, side
+    def __init__(self, module: nn.Module, call: CallSpec, side: float = SIDE, tail: Tail | None = None) -> None:
+        self._module, self._side, self._tail = module, side, tail
         self._leaves, self._tree = pytree.tree_flatten((call.args, call.kwargs))
         floating = [i for i, leaf in enumerate(self._leaves) if _is_floating(leaf)]
         if not floating:
@@ -73,7 +97,11 @@ class ModuleSubject:
             leaves = list(others)
             leaves[self._varied] = x.clone()
             args, kwargs = pytree.tree_unflatten(leaves, self._tree)
-            return _corresponding(twin(*args, **kwargs), x)
+            if self._tail is None:
+                return _corresponding(twin(*args, **kwargs), x)
+            with _Before(self._tail) as before:
+                twin(*args, **kwargs)
+            return _corresponding(before.seen, x)
 
         return Instance(call, tensors, parameters, dtype)
 

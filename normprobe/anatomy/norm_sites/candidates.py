@@ -13,6 +13,7 @@ from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
+from normprobe.norms.module_subject import Tail
 
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE, Role.NORM})
 
@@ -47,6 +48,17 @@ class Candidates:
     def nodes(self, call: Call) -> frozenset[int]:
         """The operations on signals inside `call`."""
         return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None)
+
+    def before_tail(self, call: Call) -> tuple[Tail, frozenset[int]] | None:
+        """The activation that `call` ends in, and the operations on signals before it; None where it ends otherwise."""
+        node = self.trace.producer(call.outputs[0])
+        while node.id >= call.first_node and node.inputs and self.roles[node.id] is Role.MOVE:
+            node = self.trace.producer(node.inputs[0])
+        if node.id < call.first_node or self.roles[node.id] is not Role.ACT:
+            return None
+        places = [i for i, a in enumerate(node.args) if isinstance(a, Ref) and self.levels.signal(a.value)]
+        nodes = frozenset(i for i in self.nodes(call) if i < node.id)
+        return (Tail(node.function, places[0]), nodes) if nodes and len(places) == 1 else None
 
     def main_input(self, call: Call) -> int | None:
         """The first signal argument shaped like the output, or with as many elements."""

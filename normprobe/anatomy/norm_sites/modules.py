@@ -42,8 +42,9 @@ def find_module_norms(model: nn.Module, trace: Trace, candidates: Candidates) ->
 class _Finder:
     def __init__(self, model: nn.Module, trace: Trace, candidates: Candidates) -> None:
         self.model, self.trace, self.candidates = model, trace, candidates
-        self.cache: dict[Any, NormSpec | None] = {}
+        self.cache: dict[Any, tuple[NormSpec | None, bool]] = {}
         self.specs: dict[int, NormSpec] = {}
+        self.nodes: dict[int, frozenset[int]] = {}
         self.covered: set[int] = set()
         self.skipped: list[Skipped] = []
 
@@ -54,17 +55,28 @@ class _Finder:
             return False
         key = self.candidates.signature(call)
         if key not in self.cache:
-            module = self.model.get_submodule("" if call.path == "." else call.path)
-            assert call.spec is not None
-            failures: list[str] = []
-            self.cache[key] = identify_module(module, call.spec, failures)
-            self.skipped += [Skipped(what=f"behaviour of {call.path}", why=failure) for failure in failures]
-        spec = self.cache[key]
-        if spec is None or spec.kind in NOT_NORMS:
+            self.cache[key] = self._identify(call)
+        spec, whole = self.cache[key]
+        if spec is None:
             return False
+        before = None if whole else self.candidates.before_tail(call)
+        self.nodes[call.id] = nodes if before is None else before[1]
         self.covered |= nodes
         self.specs[call.id] = spec
         return True
+
+    def _identify(self, call: Call) -> tuple[NormSpec | None, bool]:
+        """What a call computes if it is a norm, and whether that is all of it: an activation may follow the norm."""
+        module = self.model.get_submodule("" if call.path == "." else call.path)
+        assert call.spec is not None
+        failures: list[str] = []
+        spec = identify_module(module, call.spec, failures)
+        self.skipped += [Skipped(what=f"behaviour of {call.path}", why=failure) for failure in failures]
+        if spec is not None and spec.kind not in NOT_NORMS:
+            return spec, True
+        before = None if failures else self.candidates.before_tail(call)
+        spec = None if before is None else identify_module(module, call.spec, tail=before[0])
+        return (None if spec is None or spec.kind in NOT_NORMS else spec), False
 
 
 def _collect(finder: _Finder, calls: list[Call]) -> Found:
@@ -79,8 +91,7 @@ def _collect(finder: _Finder, calls: list[Call]) -> Found:
         if call.path not in index:
             index[call.path] = len(found.sites)
             found.sites.append(_site(finder.model, call.path, finder.specs[call.id], runs[call.path], dtype))
-        nodes = finder.candidates.nodes(call)
-        found.groups.append(Group(Role.NORM, nodes, main, call.id, index[call.path]))
+        found.groups.append(Group(Role.NORM, finder.nodes[call.id], main, call.id, index[call.path]))
     return found
 
 
