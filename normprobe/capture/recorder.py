@@ -38,6 +38,7 @@ COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
     ),
 }
 
+HELD = 1 << 18  # elements; copies of larger inputs and constants are not kept
 ASSUMED = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default})
 
 
@@ -213,7 +214,8 @@ class _Recorder:
         kind, name = known[1:] if known is not None and known[0] is tensor else ("constant", "")
         number = kind == "constant" and tensor.numel() == 1 and tensor.device.type == "cpu"
         if not number:
-            return self._emit(kind, (), [tensor], name=name)
+            value = self._emit(kind, (), [tensor], name=name)
+            return self._hold(value, tensor) if kind == "constant" else value
         with _disable_current_modes():
             held = tensor.item()
         return self._emit(kind, (), [tensor], ((held,), {}))
@@ -221,7 +223,14 @@ class _Recorder:
     def _name_inputs(self, args: Any, kwargs: Any) -> None:
         for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
             if isinstance(leaf, Tensor) and self.table.get(leaf) is None and id(leaf) not in self.sources:
-                self._emit("input", (), [leaf], name=_dotted(path[1:]))
+                self._hold(self._emit("input", (), [leaf], name=_dotted(path[1:])), leaf)
+
+    def _hold(self, value: int, tensor: Tensor) -> int:
+        """Keep a copy of a small tensor that comes from outside the model."""
+        if type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= HELD:
+            with _disable_current_modes():
+                self.trace.held[value] = tensor.detach().clone()
+        return value
 
     def _ordinal(self, call: int, op: str) -> int:
         self.ordinals[call, op] += 1

@@ -1,4 +1,7 @@
-"""The recorded data flow of one forward: values, operations and module calls. Holds no tensor of the model."""
+"""The recorded data flow of one forward: values, operations and module calls.
+
+It holds no tensor of the model, only copies of small inputs and constants (masks, positions).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normprobe.capture.calls import CallSpec
 
@@ -74,13 +78,17 @@ class Call:
 
 @dataclass(slots=True)
 class Trace:
-    """Everything recorded in one forward. Nodes, values and calls are numbered from 0 in order of time."""
+    """Everything recorded in one forward. Nodes, values and calls are numbered from 0 in order of time.
+
+    `held` keeps what small inputs and constants contained, by value.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     outputs: list[tuple[str, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    held: dict[int, Tensor] = field(default_factory=dict)
 
     def producer(self, value: int) -> Node:
         """The operation that made `value`."""

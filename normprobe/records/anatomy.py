@@ -187,6 +187,9 @@ class HeadRows(Record):
 class AttentionSite(Record):
     """One attention operation. `scale` is the factor on q·kᵀ in force wherever it is applied (None: not constant).
 
+    `causal` says that no query sees a later key; None where the mask could not be read. `window` is how many keys a
+    causal query sees at most, its own included, or how far another one sees to each side; None where the recorded
+    input is not longer than that, or the places seen are no band. `sinks` says that the softmax has logits of no key.
     `biased` says that something besides a mask is added to the scaled q·kᵀ before the softmax (ALiBi, relative
     positions), so that the logits are more than q·k. `site` is where the logits, or q and k, are seen.
     """

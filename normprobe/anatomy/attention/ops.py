@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers
@@ -19,7 +21,8 @@ class AttentionOp:
     """One attention operation of the flow.
 
     `query`, `key` and `value` are values shaped (…, tokens, head_dim); `factor` is what multiplies q·kᵀ after the
-    product (None: not constant), `causal` is known only where the operation itself says so.
+    product (None: not constant). `causal` is true where the operation itself hides later keys; `hidden` is what its
+    mask hides of the `places`, (queries, keys).
     """
 
     step: Step
@@ -29,8 +32,9 @@ class AttentionOp:
     factor: float | None
     scale_parameters: tuple[str, ...]
     softcap: float | None
-    causal: bool | None
-    biased: bool
+    causal: bool
+    hidden: Hidden
+    places: tuple[int, int]
     kernel: str
     site: OpSite
 
@@ -53,31 +57,34 @@ def _find(flow: Flow) -> Iterator[AttentionOp]:
 
 def _composite(flow: Flow, step: Step) -> AttentionOp | None:
     call = flow.trace.calls[step.call]
-    arguments = call.arguments
-    query, key, value = (argument_value(arguments.get(n)) for n in ("query", "key", "value"))
-    if query is None or key is None or value is None:
-        return None
-    scale = arguments.get("scale")
-    factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
-    causal = True if arguments.get("is_causal") else None
     site = OpSite(
         path=call.path,
         op=call.composite,
         ordinal=call.execution,
         execution=_execution(flow, call.parent),
     )
-    return AttentionOp(step, query, key, value, factor, (), None, causal, False, call.composite, site)
+    return _whole(flow, step, call.arguments, call.composite, site)
 
 
 def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
-    """An attention kernel that was called directly: its first three tensor arguments are q, k and v."""
-    values = [v for v in map(argument_value, step.node.args) if v is not None][:3]
-    if len(values) < 3 or any(not flow.levels.signal(v) for v in values):
+    """An attention kernel that was called directly."""
+    names = [argument.name for argument in step.node.function._schema.arguments]
+    arguments = dict(zip(names, step.node.args, strict=False)) | step.node.kwargs
+    return _whole(flow, step, arguments, base(step.node.op), op_site(flow, step))
+
+
+def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site: OpSite) -> AttentionOp | None:
+    """An operation that is attention as a whole, by the names of its arguments."""
+    query, key, value = (argument_value(arguments.get(n)) for n in ("query", "key", "value"))
+    if query is None or key is None or value is None or not all(flow.levels.signal(v) for v in (query, key, value)):
         return None
-    query, key, value = values
-    scale = step.node.kwargs.get("scale")
+    scale = arguments.get("scale")
     factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
-    return AttentionOp(step, query, key, value, factor, (), None, None, False, base(step.node.op), op_site(flow, step))
+    mask = argument_value(arguments.get("attn_mask", arguments.get("attn_bias")))
+    hidden = NOTHING if mask is None else MaskReader(flow).given(mask)
+    places = (flow.shape(query)[-2], flow.shape(key)[-2])
+    causal = bool(arguments.get("is_causal", False))
+    return AttentionOp(step, query, key, value, factor, (), None, causal, hidden, places, kernel, site)
 
 
 @dataclass
@@ -88,7 +95,6 @@ class _Logits:
     factor: float | None = 1.0
     after_tanh: float | None = None
     parameters: tuple[str, ...] = ()
-    biased: bool = False
     shift: Step | None = None  # the subtraction of each row's maximum, which leaves the softmax as it is
 
 
@@ -105,6 +111,8 @@ def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
     alpha = product.node.kwargs.get("alpha", 1.0)
     if isinstance(alpha, (int, float)) and factor is not None:
         factor *= alpha
+    hidden = MaskReader(flow, product.node.id).added(step.inputs[0])
+    queries, keys = flow.shape(step.inputs[0])[-2:]
     return AttentionOp(
         step,
         *operands,
@@ -112,8 +120,9 @@ def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
         factor,
         logits.parameters,
         logits.after_tanh,
-        None,
-        logits.biased,
+        False,
+        hidden,
+        (queries, keys - hidden.sinks),
         base(step.node.op),
         op_site(flow, logits.shift or step),
     )
@@ -129,7 +138,6 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
             return found
         if step.role is Role.MATMUL:
             found.product = step if _operands(flow, step) is not None else None
-            found.biased = found.biased or _accumulates(flow, step)
             return found
         if step.role not in _BETWEEN:
             return found
@@ -137,7 +145,6 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
             _scaled(flow, step, found)
         elif step.role is Role.ACT and "tanh" in step.node.op:
             found.after_tanh = found.factor
-        found.biased = found.biased or (step.role is Role.SHIFT and bool(step.parameters))
         value = step.inputs[0] if len(step.inputs) == 1 else _summand(flow, step, found)
 
 
@@ -147,22 +154,12 @@ def _scaled(flow: Flow, step: Step, found: _Logits) -> None:
     found.parameters += step.parameters
 
 
-def _accumulates(flow: Flow, product: Step) -> bool:
-    """Whether a product adds to something that was filled before (ALiBi in `baddbmm`)."""
-    first = argument_value(product.node.args[0])
-    if base(product.node.op) != "aten.baddbmm" or first is None or product.node.kwargs.get("beta", 1) == 0:
-        return False
-    return base(flow.trace.producer(first).op) not in ("aten.empty", "aten.zeros", "aten.new_empty", "aten.new_zeros")
-
-
 def _summand(flow: Flow, step: Step, found: _Logits) -> int:
-    """The summand that leads to the product; the other one is a bias, a mask of floats, or the row's own maximum."""
+    """The summand that leads to the product; the other one is a bias, a mask, or the row's own maximum."""
     value = _towards_product(flow, step)
     others = [v for v in step.inputs if v != value]
     if base(step.node.op) == "aten.sub" and all(_row_maximum(flow, v, value) for v in others):
         found.shift = step
-    elif not all(flow.levels.raw(v) for v in others):
-        found.biased = True
     return value
 
 

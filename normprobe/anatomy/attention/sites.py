@@ -7,6 +7,7 @@ from typing import Literal
 
 from normprobe.anatomy.attention.head_rows import head_rows
 from normprobe.anatomy.attention.ops import AttentionOp
+from normprobe.anatomy.attention.reach import reach
 from normprobe.anatomy.attention.sides import Side, trace_side
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
@@ -29,6 +30,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     columns = _columns(flow, (("q", op.query, query), ("k", op.key, key), ("v", op.value, value)), heads)
     factors = (op.factor, query.factor, key.factor)
     known = [f for f in factors if f is not None]
+    causal, window = (True, None) if op.causal else reach(op.hidden, *op.places)
     parameters = op.scale_parameters + query.scale_parameters + key.scale_parameters
     record = AttentionSite(
         path=op.site.path,
@@ -38,8 +40,10 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         scale=known[0] * known[1] * known[2] if len(known) == 3 else None,
         scale_parameter=parameters[0] if parameters else None,
         softcap=op.softcap,
-        causal=op.causal,
-        biased=op.biased,
+        causal=causal,
+        window=window,
+        sinks=op.hidden.sinks,
+        biased=op.hidden.biased,
         kernel=op.kernel,
         qk_norm=_qk_norm(query, key, norms, heads, shape[-1]),
         columns=columns,

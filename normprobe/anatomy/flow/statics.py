@@ -1,4 +1,4 @@
-"""Values of static tensors: computed again from buffers, recorded numbers and creation operations when asked for."""
+"""Contents of values that depend on no weights: computed again from what the recorder kept, when they are asked for."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from normprobe.capture.trace import Ref, Trace
+from normprobe.anatomy.flow.ops import base
+from normprobe.capture.trace import Node, Ref, Trace
+from normprobe.capture.writes import written
 
-_LARGEST = 1 << 22  # elements; larger static tensors are not computed again
+_LARGEST = 1 << 24  # elements; values that need larger tensors are not computed again
+_MOST = 2000  # operations; values that took more are not computed again
 
 
 class Statics:
-    """Recomputes static values of a trace. Parameters count as unknown: their values may change."""
+    """Runs the operations behind a value again, in their order and with their writes in place.
+
+    Parameters count as unknown: their values may change. Buffers, small inputs and constants are known, and so are
+    tensors made from sizes and numbers alone, on the meta device too.
+    """
 
     def __init__(self, model: nn.Module, trace: Trace) -> None:
         self._model, self._trace = model, trace
         self._known: dict[int, Tensor | None] = {}
 
     def tensor(self, value: int) -> Tensor | None:
-        """The tensor behind a static value on its own device; None where it cannot be known."""
+        """What `value` held, None where it cannot be known; on the processor where the model is on meta."""
         if value not in self._known:
-            self._compute(value)
+            self._known[value] = self._compute(value)
         return self._known[value]
 
     def number(self, value: int) -> float | None:
@@ -37,38 +44,76 @@ class Statics:
             return float(kept[0])
         return None
 
-    def _compute(self, value: int) -> None:
+    def _compute(self, value: int) -> Tensor | None:
+        found: dict[int, Tensor] = {}
+        for node in self._behind(value) or ():
+            try:
+                made = self._run(node, found)
+            except (RuntimeError, TypeError, NotImplementedError):  # an operation that wants another device
+                made = None
+            if made is None:
+                return None
+            found.update(zip(node.outputs, made, strict=True))
+        return found.get(value)
+
+    def _behind(self, value: int) -> list[Node] | None:
+        """The operations that `value` was computed by, in order of time; None where one of them is out of reach."""
+        found: dict[int, Node] = {}
         todo = [value]
         while todo:
-            current = todo[-1]
-            node = self._trace.producer(current)
-            waiting = [v for v in node.inputs if v not in self._known] if node.function is not None else []
-            if waiting:
-                todo += waiting
+            node = self._trace.producer(todo.pop())
+            if node.id in found:
                 continue
-            todo.pop()
-            if current not in self._known:
-                self._known.update(self._run(current))
+            if len(found) > _MOST or not self._runs(node):
+                return None
+            found[node.id] = node
+            todo += node.inputs if not _reads_shapes_only(node) else ()
+        return [found[i] for i in sorted(found)]
 
-    def _run(self, value: int) -> dict[int, Tensor | None]:
-        node = self._trace.producer(value)
-        unknown: dict[int, Tensor | None] = dict.fromkeys(node.outputs)
+    def _runs(self, node: Node) -> bool:
+        if node.function is None:
+            known = node.op in ("buffer", "normprobe.alias") or bool(node.args)
+            return known or all(v in self._trace.held for v in node.outputs)
+        seeded = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
+        return not seeded and all(self._size(v) <= _LARGEST for v in node.outputs)
+
+    def _run(self, node: Node, found: dict[int, Tensor]) -> list[Tensor] | None:
+        """The tensors that `node` makes and those that it writes, as the recorder numbered them."""
+        if node.function is None:
+            source = self._source(node, found)
+            return None if source is None else [source]
+        wanted: Any = pytree.tree_map_only(Ref, lambda ref: found.get(ref.value), (node.args, node.kwargs))
+        if _reads_shapes_only(node):
+            wanted = pytree.tree_map_only(Ref, self._blank, (node.args, node.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.device, _real, wanted)
+        output = node.function(*args, **kwargs)
+        changed = written(node.function, args, kwargs)
+        made = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+        return [*(t for t in made if not any(t is w for w in changed)), *changed]
+
+    def _source(self, node: Node, found: dict[int, Tensor]) -> Tensor | None:
+        (value,) = node.outputs
+        if node.op == "normprobe.alias":  # the same memory, read after it was written through another view
+            return found[node.inputs[0]]
         if node.op == "buffer":
             buffer = self._model.get_buffer(node.name)
-            return {value: None if buffer.is_meta or buffer.numel() > _LARGEST else buffer.detach()}
-        if node.op == "constant" and node.args:
-            return {value: torch.tensor(node.args[0], dtype=self._trace.values[value].dtype)}
-        if node.function is None or self._too_large(value) or any(self._known[v] is None for v in node.inputs):
-            return unknown
-        if node.function._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.function.tags:
-            return unknown
-        swap: Any = pytree.tree_map_only(Ref, lambda ref: self._known[ref.value], (node.args, node.kwargs))
-        if isinstance(swap[1].get("device"), torch.device) and swap[1]["device"].type == "meta":
-            return unknown
-        output = node.function(*swap[0], **swap[1])
-        made = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
-        return dict(zip(node.outputs, made, strict=True))
+            return None if buffer.is_meta or buffer.numel() > _LARGEST else buffer.detach().clone()
+        if value in self._trace.held:
+            return self._trace.held[value].clone()
+        about = self._trace.values[value]
+        return torch.full(about.shape, node.args[0], dtype=about.dtype)
 
-    def _too_large(self, value: int) -> bool:
-        shape = self._trace.values[value].shape
-        return torch.Size(shape).numel() > _LARGEST
+    def _blank(self, ref: Ref) -> Tensor:
+        about = self._trace.values[ref.value]
+        return torch.empty((), dtype=about.dtype).expand(about.shape)
+
+    def _size(self, value: int) -> int:
+        return torch.Size(self._trace.values[value].shape).numel()
+
+
+def _reads_shapes_only(node: Node) -> bool:
+    return base(node.op).endswith("_like") or node.op.startswith("aten.new_")
+
+
+def _real(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "meta" else device

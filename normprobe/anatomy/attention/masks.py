@@ -1,0 +1,195 @@
+"""Which keys a mask hides from which queries, read from what is added to or written over the logits.
+
+Dims: N samples (all leading axes together), Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normprobe.anatomy.flow.levels import Level
+from normprobe.anatomy.flow.ops import Role, base, classify
+from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.capture.trace import Node, Ref
+
+_FAR = -9999.0  # what is added to a hidden logit is this or less (-1e4 in half precision, the lowest number, -inf) …
+_NEAR = -50.0  # … or the one number below this in a tensor of zeros
+_DEEPEST = 64  # operations between the logits and what masks them
+_FINITE = frozenset({Role.MATMUL, Role.ATTENTION, Role.SOFTMAX, Role.NORM, Role.SOURCE})
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """`places` is true where a key is hidden from a query (None: nowhere); it broadcasts to the logits.
+
+    `more` says that other places may be hidden too, `biased` that something besides a mask is added, `sinks` that the
+    softmax has a logit more than there are keys.
+    """
+
+    places: Tensor | None = None
+    more: bool = False
+    biased: bool = False
+    sinks: bool = False
+
+
+NOTHING, UNKNOWN, BIAS = Hidden(), Hidden(more=True), Hidden(biased=True)
+
+
+class MaskReader:
+    """Walks back from logits, or from a mask, to `product`, the node that multiplies q and k (-1: there is none)."""
+
+    def __init__(self, flow: Flow, product: int = -1) -> None:
+        self.flow, self.product = flow, product
+
+    def given(self, value: int) -> Hidden:
+        """What a mask that is given to an attention operation hides: False, or what is added, far below zero."""
+        if self.flow.trace.values[value].dtype is not torch.bool:
+            return self.added(value)
+        shown = self._tensor(value)
+        return UNKNOWN if shown is None else Hidden(~shown)
+
+    def added(self, value: int, depth: int = 0) -> Hidden:
+        """What `value` hides where it is added to the logits, or is the logits themselves."""
+        node = self.flow.trace.producer(value)
+        if node.id == self.product:
+            return self._accumulated(node, depth)
+        known = self._tensor(value)
+        if known is not None:
+            return _far_below(known)
+        if depth > _DEEPEST:
+            return UNKNOWN
+        name = base(node.op).removesuffix("_")
+        if name in ("aten.add", "aten.sub", "aten.masked_fill", "aten.where", "aten.cat", "aten.maximum"):
+            reader = getattr(self, name.replace("aten.", "_"))
+            found: Hidden = reader(node, depth + 1)
+            return found
+        return self._other(node, value, depth + 1)
+
+    def _accumulated(self, node: Node, depth: int) -> Hidden:
+        """What a product is added to (`baddbmm`); without a weight of it there is nothing."""
+        if base(node.op) != "aten.baddbmm" or node.kwargs.get("beta", 1) == 0:
+            return NOTHING
+        first = node.args[0].value
+        empty = base(self.flow.trace.producer(first).op) in ("aten.empty", "aten.new_empty")
+        return NOTHING if empty else self.added(first, depth + 1)
+
+    def _add(self, node: Node, depth: int) -> Hidden:
+        first, second = (a.value if isinstance(a, Ref) else None for a in node.args[:2])
+        found = [self.added(v, depth) for v in (first, second) if v is not None]
+        return _either(*found)
+
+    def _sub(self, node: Node, depth: int) -> Hidden:
+        """A difference; what is subtracted may be the row's own maximum, which is no bias."""
+        first = self.added(node.args[0].value, depth) if isinstance(node.args[0], Ref) else NOTHING
+        taken = self._tensor(node.args[1].value) if isinstance(node.args[1], Ref) else None
+        return first if taken is None else _either(first, _far_below(-taken))
+
+    def _masked_fill(self, node: Node, depth: int) -> Hidden:
+        x, mask, fill = node.args[:3]
+        far = self._number(fill) <= _FAR
+        inside, places = self.added(x.value, depth), self._tensor(mask.value)
+        if places is None:
+            return _either(inside, UNKNOWN) if far else Hidden(None, True, inside.biased, inside.sinks)
+        places = places.bool()
+        return _either(inside, Hidden(places)) if far else _only(inside, ~places)
+
+    def _maximum(self, node: Node, depth: int) -> Hidden:
+        """The larger of logits and a lowest number hides what both hide."""
+        first, second = (self.added(v, depth) for v in node.inputs[:2])
+        places = None if first.places is None or second.places is None else first.places & second.places
+        return Hidden(places, first.more or second.more, first.biased or second.biased)
+
+    def _where(self, node: Node, depth: int) -> Hidden:
+        if len(node.args) < 3:
+            return UNKNOWN
+        chosen, *sides = node.args
+        first, second = (self._side(side, depth) for side in sides)
+        places = self._tensor(chosen.value)
+        if places is None:
+            return Hidden(None, True, first.biased or second.biased, first.sinks or second.sinks)
+        places = places.bool()
+        return _either(_only(first, places), _only(second, ~places))
+
+    def _side(self, side: object, depth: int) -> Hidden:
+        if isinstance(side, Ref):
+            return self.added(side.value, depth)
+        return Hidden(torch.tensor(self._number(side) <= _FAR))
+
+    def _cat(self, node: Node, depth: int) -> Hidden:
+        """Logits with more beside them; what is no product of this softmax is a sink."""
+        axis = node.args[1] if len(node.args) > 1 else 0
+        parts = [part.value for part in node.args[0]]
+        rank = len(self.flow.trace.values[node.outputs[0]].shape)
+        signals = [v for v in parts if self.flow.levels.signal(v)]
+        if axis % rank != rank - 1 or len(signals) != 1:
+            return UNKNOWN
+        found = self.added(signals[0], depth)
+        return Hidden(found.places, found.more, found.biased, sinks=True)
+
+    def _other(self, node: Node, value: int, depth: int) -> Hidden:
+        """Views move what is hidden; what weights or tables make is finite, and so is a function of finite values."""
+        signals = frozenset(v for v in node.inputs if self.flow.levels.signal(v))
+        role = classify(node, signals or frozenset(node.inputs[:1])) if node.inputs else Role.SOURCE
+        if node.op in ("buffer", "input", "constant"):
+            return UNKNOWN
+        if role in _FINITE or base(node.op) == "aten.embedding":
+            return BIAS
+        tensors = [v for v in node.inputs if signals == frozenset() or v in signals]
+        found = [self.added(v, depth) for v in tensors]
+        if len(found) == 1 and found[0].places is not None:
+            return self._moved(node, value, tensors[0], found[0]) if role in (Role.MOVE, Role.SCALE) else UNKNOWN
+        if any(f.places is not None or f.more for f in found):
+            return UNKNOWN
+        return _either(*found) if found else UNKNOWN
+
+    def _moved(self, node: Node, value: int, source: int, found: Hidden) -> Hidden:
+        shape = self.flow.trace.values[source].shape
+        if found.places is None or shape == self.flow.trace.values[value].shape:
+            return found
+        places = replay(node, found.places.expand(shape), node.outputs.index(value))
+        return Hidden(places, found.more or places is None, found.biased, found.sinks)
+
+    def _tensor(self, value: int) -> Tensor | None:
+        levels = self.flow.levels
+        if levels.of[value] is Level.SIGNAL and not levels.raw(value):
+            return None
+        return self.flow.statics.tensor(value)
+
+    def _number(self, fill: object) -> float:
+        """The number that is written over logits; 0 (which hides nothing) where it is not known."""
+        if isinstance(fill, (int, float)):
+            return float(fill)
+        held = self._tensor(fill.value) if isinstance(fill, Ref) else None
+        return float(held.max()) if held is not None and held.numel() else 0.0
+
+
+def _far_below(added: Tensor) -> Hidden:
+    places = added <= _FAR
+    rest = added.masked_fill(places, 0)
+    numbers: Tensor = torch.unique(rest)
+    if len(numbers) == 2 and float(numbers[1]) == 0 and float(numbers[0]) <= _NEAR:
+        return Hidden(places | (rest != 0))
+    return Hidden(places if bool(places.any()) else None, biased=bool((rest != 0).any()))
+
+
+def _either(*found: Hidden) -> Hidden:
+    places, more = None, any(f.more for f in found)
+    for part in (f.places for f in found if f.places is not None):
+        if places is not None and not _broadcast(places, part):  # masks of logits with sinks and of logits without
+            return UNKNOWN
+        places = part if places is None else places | part
+    return Hidden(places, more, any(f.biased for f in found), any(f.sinks for f in found))
+
+
+def _broadcast(a: Tensor, b: Tensor) -> bool:
+    return all(1 in sizes or sizes[0] == sizes[1] for sizes in zip(a.shape[::-1], b.shape[::-1], strict=False))
+
+
+def _only(found: Hidden, places: Tensor) -> Hidden:
+    """What is hidden at `places` alone."""
+    hidden = None if found.places is None else found.places & places
+    return Hidden(hidden, found.more, found.biased, found.sinks)
