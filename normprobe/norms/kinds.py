@@ -99,8 +99,8 @@ def _centred_kind(fit: Fit, fused: str | None) -> tuple[NormKind, int | None, st
 
 
 def _batch_kind(layout: Layout) -> tuple[NormKind, int | None, str]:
-    kept = [axis for axis in range(1, len(layout.shape)) if axis not in layout.axes]
-    if layout.groups is not None or len(kept) != 1:
+    kept = [layout.shape[axis] for axis in range(1, len(layout.shape)) if axis not in layout.axes]
+    if layout.groups is not None or not kept or sum(size > 1 for size in kept) > 1:
         return "unknown", layout.groups, "statistics over the rows, but not one for each channel"
     return "batchnorm", None, "statistics over the rows"
 

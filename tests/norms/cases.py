@@ -84,6 +84,8 @@ TORCH = [
             ("BatchNorm1d", lambda: nn.BatchNorm1d(WIDTH), (6, WIDTH), (0,)),
             ("BatchNorm1d-length", lambda: nn.BatchNorm1d(16), (2, 16, 9), (0, 2)),
             ("BatchNorm2d", lambda: nn.BatchNorm2d(16), MAP, (0, 2, 3)),
+            ("BatchNorm2d-point", lambda: nn.BatchNorm2d(16), (1, 16, 1, 1), (0,)),
+            ("BatchNorm2d-line", lambda: nn.BatchNorm2d(16), (1, 16, 5, 1), (0, 2)),
             ("BatchNorm3d", lambda: nn.BatchNorm3d(16), (2, 16, 3, 3, 3), (0, 2, 3, 4)),
             ("SyncBatchNorm", lambda: nn.SyncBatchNorm(16), MAP, (0, 2, 3)),
             ("BatchNorm-unstored", lambda: nn.BatchNorm2d(16, track_running_stats=False), MAP, (0, 2, 3)),
