@@ -11,6 +11,8 @@ from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.trace import Ref
 
+_MAXIMA = frozenset({"aten.max_pool2d_with_indices", "aten.max", "aten.amax"})
+
 
 @dataclass(frozen=True)
 class Link:
@@ -52,6 +54,11 @@ def constant_factor(flow: Flow, step: Step) -> float | None:
     if not name.startswith("aten.div"):
         return numbers[0]
     return 1.0 / numbers[0] if numbers[0] else None
+
+
+def pools(step: Step) -> bool:
+    """Whether a step draws neighbours together into their mean, sum or maximum."""
+    return step.role is Role.POOL or (step.role is Role.REDUCE and base(step.node.op) in _MAXIMA)
 
 
 def operand_factor(step: Step, value: int) -> float:

@@ -1,6 +1,7 @@
 """Residual adds: sums in which one side comes from an ancestor of the other by light steps, the other by heavy ones.
 
-A shortcut that is a single projection (a strided convolution, say) counts as light where the other side is not linear.
+A shortcut that is a single projection (a strided convolution, say) or a pooling counts as light where the other side is
+not linear.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
+from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor, pools
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Write:
         whole: everything between `source` and this add.
         parts: the independent branches that `whole` is the sum of, in order of time (mostly `whole` alone).
         over: earlier residual adds that lie between `source` and this add: it is parallel to them.
-        projected: whether the shortcut is a projection.
+        projected: whether the shortcut is a projection or a pooling.
     """
 
     step: Step
@@ -104,25 +105,27 @@ def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[t
 
 
 def _projected_chain(flow: Flow, value: int) -> Iterator[tuple[Link, tuple[int, ...]]]:
-    """The light chain behind a shortcut's one projection and the norms around it; empty where there is no such one."""
-    for step, projections in _shortcut(flow, value):
-        if projections == 1:
+    """The chain behind a shortcut's one projection, its poolings and the norms around them; empty without any."""
+    changed = False
+    for step in _shortcut(flow, value):
+        changed = changed or step.role is Role.MATMUL or pools(step)
+        if changed:
             yield Link(step.inputs[0], None), ()
 
 
 def _projections(flow: Flow, value: int) -> frozenset[int]:
-    return frozenset(s.id for s, _ in _shortcut(flow, value) if s.role is Role.MATMUL)
+    return frozenset(s.id for s in _shortcut(flow, value) if s.role is Role.MATMUL)
 
 
-def _shortcut(flow: Flow, value: int) -> Iterator[tuple[Step, int]]:
-    """The steps behind a shortcut over views, norms and at most one projection, with the projections met so far."""
-    projections = 0
+def _shortcut(flow: Flow, value: int) -> Iterator[Step]:
+    """The steps behind a shortcut over views, norms, poolings and at most one projection."""
+    projected = False
     while (step := flow.made_by(value)) is not None:
-        if step.role is Role.MATMUL and step.parameters and len(step.inputs) == 1 and projections == 0:
-            projections = 1
-        elif step.role is not Role.NORM and (step.role not in LIGHT or len(step.inputs) != 1):
+        if step.role is Role.MATMUL and step.parameters and len(step.inputs) == 1 and not projected:
+            projected = True
+        elif step.role is not Role.NORM and not pools(step) and (step.role not in LIGHT or len(step.inputs) != 1):
             return
-        yield step, projections
+        yield step
         value = step.inputs[0]
 
 

@@ -34,10 +34,9 @@ class Reading:
 def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) -> list[Reading]:
     """The branches of a chain of writes, in order of execution."""
     cut = [_parts(flow, write, attention) for write in chain]
-    sources = [w.source for w in chain[1:]] + [None]
     norms = [
-        [branch_norms(flow, write, part, source) for part, _ in parts]
-        for write, parts, source in zip(chain, cut, sources, strict=True)
+        [branch_norms(flow, write, part, following) for part, _ in parts]
+        for write, parts, following in zip(chain, cut, [*chain[1:], None], strict=True)
     ]
     posts = _posts(norms)
     parallel = _parallel(chain, cut)

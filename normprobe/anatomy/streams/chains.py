@@ -11,20 +11,33 @@ def find_chains(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:
 
     Writes form a forest by `previous_write`. The longest path becomes a chain first; what then lies inside one of its
     branches, or holds an accepted chain inside one of its own branches, is an inner skip and left out, and so is a
-    chain without any weights.
+    chain without any weights. A write whose branch holds consecutive writes is a long skip around a stream (of a
+    pyramid, a U-Net, a group of blocks), no part of one.
     """
+    writes = {i: write for i, write in writes.items() if not _spans(flow, write, writes)}
     accepted: list[list[Write]] = []
     taken: set[int] = set()
     inside: set[int] = set()
     for chain in sorted(_paths(flow, writes), key=len, reverse=True):
         steps = {w.step.id for w in chain}
         regions = frozenset[int]().union(*(w.whole.region for w in chain))
-        if steps & inside or regions & taken or not any(flow.steps[i].parameters for i in regions):
+        if steps & inside or regions & taken or not any(_weights(flow, w) for w in chain):
             continue
         accepted.append(chain)
         taken |= steps
         inside |= regions
     return sorted(accepted, key=lambda chain: chain[0].step.id)
+
+
+def _spans(flow: Flow, write: Write, writes: dict[int, Write]) -> bool:
+    """Whether two consecutive writes with weights lie inside the branch of `write`."""
+    inside = {i for i in write.whole.region & writes.keys() if _weights(flow, writes[i])}
+    before = (previous_write(flow, writes[i], writes) for i in sorted(inside))
+    return any(earlier is not None and earlier.step.id in inside for earlier in before)
+
+
+def _weights(flow: Flow, write: Write) -> bool:
+    return any(flow.steps[i].parameters for i in write.whole.region)
 
 
 def _paths(flow: Flow, writes: dict[int, Write]) -> list[list[Write]]:

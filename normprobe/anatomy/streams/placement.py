@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import first_readers, last_makers, light_chain
+from normprobe.anatomy.flow.walk import first_readers, last_makers, light_chain, pools
 from normprobe.anatomy.streams.adds import Part, Write
 from normprobe.records.anatomy import Placement
 
@@ -33,23 +33,40 @@ class Norms:
     act_on_sum: bool = False
 
 
-def branch_norms(flow: Flow, write: Write, part: Part, next_source: int | None) -> Norms:
+def branch_norms(flow: Flow, write: Write, part: Part, following: Write | None) -> Norms:
     """The norms that every way into `part`, out of it, and on from its add passes.
 
     Args:
         flow: the flow.
         write: the residual add.
         part: the branch.
-        next_source: the value from which the next write of the stream parts; None for the last write.
+        following: the next write of the stream; None for the last write.
     """
     before = _all_norms(first_readers(flow, write.source, part.region, _OPEN))
     readers = first_readers(flow, write.output, None, LIGHT)
     on_sum = _all_norms(readers)
-    if on_sum and next_source is not None and not _leads_to(flow, on_sum[0], next_source):
+    if on_sum and following is not None and not _on_stream(flow, on_sum[0], following):
         on_sum = ()
     activated = bool(before) and all(_only_activations(flow, norm, part.region) for norm in before)
+    if not before and write.projected:
+        before, activated = _shared(flow, write)
     act_on_sum = bool(readers) and all(s.role is Role.ACT for s in readers)
     return Norms(before, _behind(flow, part), on_sum, activated, act_on_sum)
+
+
+def _shared(flow: Flow, write: Write) -> tuple[tuple[Step, ...], bool]:
+    """The norm that a projected shortcut and its branch both read, and whether through an activation; it must lie in
+    the module that adds, else it is the end of what came before."""
+    value, activated = write.source, False
+    while (step := flow.made_by(value)) is not None and len(step.inputs) == 1:
+        if step.role is Role.NORM:
+            own = flow.path(step).startswith(flow.path(write.step) + ".")
+            return ((step,), activated) if own else ((), False)
+        if step.role is not Role.ACT and step.role not in LIGHT and not pools(step):
+            break
+        activated = activated or step.role is Role.ACT
+        value = step.inputs[0]
+    return (), False
 
 
 def _behind(flow: Flow, part: Part) -> tuple[Step, ...]:
@@ -81,9 +98,10 @@ def _all_norms(steps: list[Step]) -> tuple[Step, ...]:
     return tuple(steps) if all(s.role is Role.NORM for s in steps) else ()
 
 
-def _leads_to(flow: Flow, norm: Step, value: int) -> bool:
-    """Whether `value` is the output of `norm` or comes from it by light steps."""
-    return any(link.value in norm.outputs for link in light_chain(flow, value))
+def _on_stream(flow: Flow, norm: Step, following: Write) -> bool:
+    """Whether the next write parts from the output of `norm`, and does not have it as a norm of its own."""
+    own = following.projected and norm in _shared(flow, following)[0]
+    return not own and any(link.value in norm.outputs for link in light_chain(flow, following.source))
 
 
 def _only_activations(flow: Flow, norm: Step, region: frozenset[int]) -> bool:
