@@ -32,8 +32,9 @@ def find_reparametrizations(model: nn.Module, flow: Flow) -> tuple[Reparametriza
             continue
         for value in step.statics:
             path = flow.path(step)
-            if path not in found and _computed(flow, value):
-                kind = _kind(model, flow, value)
+            made = _computed(flow, value) if path not in found else None
+            if made is not None:
+                kind = _kind(model, flow, made)
                 if kind is not None:
                     found[path] = Reparametrization(path=path, kind=kind)
     return tuple(found.values())
@@ -68,28 +69,29 @@ class _Read(nn.Module):
         return tensor
 
 
-def _computed(flow: Flow, value: int) -> bool:
-    """Whether a static operand with parameters was made by more than views of one parameter."""
+def _computed(flow: Flow, value: int) -> int | None:
+    """The value behind the views of a static operand, if it was made from parameters by more than views of one."""
     while flow.levels.parameters(value):
         node = flow.trace.producer(value)
         if node.op == "parameter":
-            return False
+            return None
         if not getattr(node.function, "is_view", False) and base(node.op) not in (
             "aten._to_copy",
             "aten.clone",
         ):
-            return len(flow.trace.values[value].shape) > 1
+            return value if len(flow.trace.values[value].shape) > 1 else None
         value = node.inputs[0]
-    return False
+    return None
 
 
 def directions(model: nn.Module, flow: Flow, value: int) -> tuple[str, ...]:
     """The parameters of a computed weight that do not set its scale because another one does (weight norm's v beside
     its g); none for a plain weight."""
-    if not _computed(flow, value):
+    made = _computed(flow, value)
+    if made is None:
         return ()
     try:
-        function = StaticFunction(model, flow.trace, flow.levels, value)
+        function = StaticFunction(model, flow.trace, flow.levels, made)
     except UnreadableAnatomyError:
         return ()
     with torch.no_grad():
@@ -123,25 +125,39 @@ def _kind(model: nn.Module, flow: Flow, value: int) -> Kind | None:
         start = _start(function)
         weight = function(start)
         for name in start:
-            if name in function.parameters and _idle(function, start, name, weight):
+            if name in function.parameters and _idle(function, start, name, weight) and _follows(weight, start[name]):
                 return _invariant_kind(function, start, name, weight)
     return None
 
 
-def _invariant_kind(function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor) -> Kind | None:
-    """The kind of a weight that does not change with the scale of parameter `name`."""
+def _follows(weight: Tensor, direction: Tensor) -> bool:
+    """Whether `weight` is `direction` but for a shift and a factor for each slice along some axis; a product of two
+    parameters (queries made from normed latents, say) is not."""
+    if weight.numel() != direction.numel() or weight.numel() == 0:
+        return False
+    turned = weight.shape != direction.shape and weight.shape == direction.shape[::-1]
+    weight = (weight.mT if turned else weight).reshape(direction.shape)
+    pairs = [(weight.reshape(1, -1), direction.reshape(1, -1))]
+    pairs += [(weight.movedim(i, 0).flatten(1), direction.movedim(i, 0).flatten(1)) for i in range(weight.dim())]
+    for a, b in pairs:
+        a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+        if bool(((a * b).sum(1).abs() >= (1 - _CLOSE) * a.norm(dim=1) * b.norm(dim=1)).all()):
+            return True
+    return False
+
+
+def _invariant_kind(function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor) -> Kind:
+    """The kind of a weight that does not change with the scale of parameter `name`, which it follows."""
     shifted = function(start | {name: start[name] + 0.5 * _LARGE})
     if _same(shifted, weight):
         return "weight_standardization"
     gains = [n for n in start if n in function.parameters and n != name]
     if any(_gains(function, start, gain, weight) for gain in gains):
         return "weight_norm"
-    if start[name].numel() == weight.numel():
-        ratio = (weight.reshape(-1) / start[name].reshape(-1)) if weight.shape == start[name].shape else None
-        if ratio is not None and _same(ratio, ratio[0].expand_as(ratio)):
-            return "spectral_norm"
+    if weight.shape != start[name].shape:
         return "weight_norm"
-    return None
+    ratio = weight.reshape(-1) / start[name].reshape(-1)
+    return "spectral_norm" if _same(ratio, ratio[0].expand_as(ratio)) else "weight_norm"
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
