@@ -105,6 +105,17 @@ def _on_stream(flow: Flow, norm: Step, following: Write) -> bool:
 
 
 def _only_activations(flow: Flow, norm: Step, region: frozenset[int]) -> bool:
-    """Whether an activation is the first thing that every reader of the norm does."""
-    readers = [s for v in norm.outputs for s in first_readers(flow, v, region, _AFTER_NORM)]
-    return bool(readers) and all(s.role in (Role.ACT, Role.GATE) for s in readers)
+    """Whether an activation is the first thing that every reader of the norm does; a factor or summand that does not
+    come from the norm (the scale and shift of a conditioned norm) is passed."""
+    own, hits = set(norm.outputs), 0
+    for step in (flow.steps[i] for i in sorted(region) if i > norm.id):
+        mine = [v in own for v in step.inputs]
+        if not any(mine):
+            continue
+        if step.role in _AFTER_NORM or (step.role in (Role.GATE, Role.ADD) and not all(mine)):
+            own.update(step.outputs)
+        elif step.role in (Role.ACT, Role.GATE):
+            hits += 1
+        else:
+            return False
+    return hits > 0
