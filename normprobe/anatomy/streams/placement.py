@@ -107,15 +107,15 @@ def _on_stream(flow: Flow, norm: Step, following: Write) -> bool:
 def _only_activations(flow: Flow, norm: Step, region: frozenset[int]) -> bool:
     """Whether an activation is the first thing that every reader of the norm does; a factor or summand that does not
     come from the norm (the scale and shift of a conditioned norm) is passed."""
-    own, hits = set(norm.outputs), 0
+    own, acted = set(norm.outputs), set[int]()  # from the norm alone, and behind an activation of it
     for step in (flow.steps[i] for i in sorted(region) if i > norm.id):
-        mine = [v in own for v in step.inputs]
-        if not any(mine):
+        if not any(v in own for v in step.inputs):
             continue
-        if step.role in _AFTER_NORM or (step.role in (Role.GATE, Role.ADD) and not all(mine)):
+        foreign = any(v not in own and v not in acted for v in step.inputs)
+        if step.role in _AFTER_NORM or (step.role in (Role.GATE, Role.ADD) and foreign):
             own.update(step.outputs)
         elif step.role in (Role.ACT, Role.GATE):
-            hits += 1
+            acted.update(step.outputs)
         else:
             return False
-    return hits > 0
+    return bool(acted)
