@@ -81,7 +81,7 @@ def describe(gain: Match | None, offset: Tensor, scale: float, tensors: Mapping[
         scale: the largest output, below `MATCH` of which an offset counts as none.
         tensors: the instance's tensors.
     """
-    bias = _bias(offset, scale, tensors)
+    bias = bias_match(offset, scale, tensors, 1.0 if gain is None else gain.factor)
     if gain is None or bias is None:
         what = "gain" if gain is None else "offset"
         name = None if gain is None else gain.name
@@ -102,10 +102,12 @@ _FORMS: dict[tuple[bool, bool], AffineForm] = {
 }
 
 
-def _bias(offset: Tensor, scale: float, tensors: Mapping[str, Tensor]) -> Match | None:
+def bias_match(offset: Tensor, scale: float, tensors: Mapping[str, Tensor], factor: float = 1.0) -> Match | None:
+    """The tensor that is added, possibly before the constant `factor` was multiplied; no name where nothing is added,
+    None where it is no tensor."""
     if float(offset.abs().amax()) <= MATCH * scale * 0.1:
         return Match(None)
-    found = match(offset, tensors)
+    found = match(offset, tensors, (1.0, factor))
     return found if found is not None and found.name is not None and not found.one_plus else None
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from normprobe.norms.affine import describe, match
+from normprobe.norms.affine import Match, bias_match, describe, match
 from normprobe.norms.fit import evaluate, linear_form, odd_parts, rows
 from normprobe.norms.subject import Instance, Subject
 from normprobe.records import NormSpec
 
 SEED = 1
 _FAR = 1e5  # input at which a bounded map has reached its limit
+TINY = 1e-3  # of the way between the limits: less is no movement
 
 
 def identify(subject: Subject, exact: Instance) -> NormSpec | None:
@@ -47,21 +50,19 @@ def _identity(subject: Subject, exact: Instance, inputs: Tensor) -> NormSpec | N
 
 
 def _bounded(subject: Subject, exact: Instance, inputs: Tensor) -> NormSpec | None:
-    """dyt: odd around its offset, flat for large inputs, with parameters that matter."""
-    parts = odd_parts(exact, inputs, subject.device)
-    if parts is None or not _matter(subject, exact, inputs):
+    """dyt: rising or falling from one limit to another, around an offset that is none or a parameter, by an extent
+    that is 1 or a parameter (or else odd around its offset), with parameters that matter."""
+    ends = _limits(subject, exact)
+    if ends is None or not _matter(subject, exact, inputs):
         return None
-    far = torch.full((2, *subject.shape), _FAR, dtype=torch.float64)
-    far[1] *= 8
-    limit, further = evaluate(exact, far, subject.device) - parts.even
-    largest = float(limit.abs().amax())
-    if not largest > 0 or not float((limit - further).abs().amax()) <= 1e-3 * largest:
+    low, high = (end[:1] if end.ndim > 1 else end for end in ends)
+    extent, offset = (high - low) / 2, (high + low) / 2
+    largest = float(extent.abs().amax())
+    centre = bias_match(offset, largest, exact.tensors)
+    affine = describe(_extent(extent, exact.tensors), offset, largest, exact.tensors)
+    if centre is None or (affine.form == "other" and odd_parts(exact, inputs, subject.device) is None):
         return None
-    row, offset = (limit[:1], parts.even[:1]) if limit.ndim > 1 else (limit, parts.even)
-    magnitudes = {name: tensor.abs() for name, tensor in exact.tensors.items()}
-    gain = match(row.abs(), magnitudes)  # a negative alpha turns the sign
-    affine = describe(gain, offset, largest, exact.tensors)
-    told = f"odd around its offset, bounded by {largest:.3g}, no statistics; limit: {affine.note}"
+    told = f"monotone, bounded by {largest:.3g} around its offset, no statistics; limit: {affine.note}"
     return NormSpec(
         kind="dyt",
         affine=affine.form,
@@ -70,6 +71,28 @@ def _bounded(subject: Subject, exact: Instance, inputs: Tensor) -> NormSpec | No
         device=subject.device.type,
         evidence=(told,),
     )
+
+
+def _limits(subject: Subject, exact: Instance) -> tuple[Tensor, Tensor] | None:
+    """Outputs for very negative and very large inputs; None where the map is not monotone between two such limits."""
+    values = torch.tensor([-8 * _FAR, -_FAR, *torch.linspace(-9, 9, 19).tolist(), _FAR, 8 * _FAR], dtype=torch.float64)
+    ramp = values.view(-1, *[1] * len(subject.shape)).expand(-1, *subject.shape)
+    outputs = evaluate(exact, ramp, subject.device)
+    reach = (outputs[-1] - outputs[0]).abs()
+    flat = TINY * float(reach.amax())
+    if not flat > 0 or float((outputs[[0, -1]] - outputs[[1, -2]]).abs().amax()) > flat:
+        return None
+    steps = outputs.diff(dim=0) * (outputs[-1] - outputs[0]).sign()
+    return (outputs[0], outputs[-1]) if float(steps.amin()) >= -flat else None
+
+
+def _extent(extent: Tensor, tensors: Mapping[str, Tensor]) -> Match | None:
+    """The tensor that a limit is in magnitude: a negative factor on the input turns the sign."""
+    found = match(extent.abs(), {name: tensor.abs() for name, tensor in tensors.items()})
+    if found is not None and not found.one_plus:
+        return found
+    added = match(extent.abs(), {name: (tensor + 1).abs() for name, tensor in tensors.items()})
+    return Match(added.name, one_plus=True) if added is not None and added.name and not added.one_plus else None
 
 
 def _matter(subject: Subject, exact: Instance, inputs: Tensor) -> bool:

@@ -56,7 +56,8 @@ def _uncentred(fit: Fit, tensors: Mapping[str, Tensor], side: float) -> Named:
         affine = _affine(fit, l2, tensors, n**0.5)
         return Named(kind, affine, groups, float(n), "divides by the L2 norm: " + affine.note)
     affine = _affine(fit, rms, tensors)
-    return Named("rmsnorm", affine, groups, 1.0, "divides by the root mean square: " + affine.note)
+    told = "divides by the root mean square: " + affine.note
+    return Named("scalenorm" if rms is not None and rms.name and rms.scalar else "rmsnorm", affine, groups, 1.0, told)
 
 
 def _centred(fit: Fit, tensors: Mapping[str, Tensor], fused: str | None, side: float) -> Named:

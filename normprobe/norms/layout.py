@@ -54,9 +54,10 @@ class Layout:
 
 
 def moved(call: Callable[[Tensor], Tensor], x: Tensor, index: tuple[int, ...]) -> Tensor:
-    """The indices, one row each, of the outputs that change when element `index` of x is moved by `KICK`."""
+    """The indices, one row each, of the outputs that change when element `index` of x is moved by `KICK`, through
+    zero: a bounded map may be flat on one side of it."""
     kicked = x.clone()
-    kicked[index] += KICK * x.square().mean().sqrt()
+    kicked[index] += KICK * x.square().mean().sqrt() * (-1 if x[index] > 0 else 1)
     before, after = call(x), call(kicked)
     return (before != after).nonzero()
 

@@ -31,6 +31,7 @@ FUSED = frozenset(
         "batch_norm",
     }
 )
+NAMESPACES = frozenset({"aten", "prims", "prim", "_c10d_functional", "normprobe"})  # of torch's own operations
 _SQUARING = frozenset({"pow", "square", "var", "var_mean", "std", "std_mean", "norm", "linalg_vector_norm"})
 _WIDE_INSIDE = frozenset({"linalg_vector_norm", "norm", "std", "std_mean"})  # squares inside one kernel
 _REDUCING = frozenset({"mean", "sum", "bmm", "mm", "matmul"})
@@ -39,16 +40,20 @@ OVERFLOWING = 300.0  # its square is beyond float16's largest number, 65504
 
 @dataclass(frozen=True)
 class Op:
-    """One recorded operation: its name, the dtypes of its floating inputs, which arguments are tensors."""
+    """One recorded operation: its name, the dtypes of its floating inputs, which arguments are tensors, its numbers."""
 
     name: str
     dtypes: tuple[torch.dtype, ...]
     given: tuple[bool, ...]
     same: bool
+    numbers: tuple[float, ...] = ()
+    foreign: bool = False
 
     @property
     def takes_gain(self) -> bool:
         """Whether a fused kernel was given a gain."""
+        if self.foreign:
+            return sum(self.given) > 1
         place = 1 if "batch_norm" in self.name or "group_norm" in self.name else 2
         return place < len(self.given) and self.given[place]
 
@@ -63,7 +68,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dtypes = tuple(t.dtype for t in leaves if t.is_floating_point())
         same = len(leaves) == 2 and leaves[0] is leaves[1]
         given = tuple(isinstance(a, Tensor) for a in args)
-        self.ops.append(Op(func.overloadpacket.__name__, dtypes, given, same))
+        numbers = tuple(float(a) for a in pytree.tree_leaves((args, kwargs or {})) if type(a) in (int, float))
+        foreign = func.namespace not in NAMESPACES
+        self.ops.append(Op(func.overloadpacket.__name__, dtypes, given, same, numbers, foreign))
         return func(*args, **(kwargs or {}))
 
 
@@ -76,8 +83,8 @@ def operations(instance: Instance, x: Tensor) -> list[Op]:
 
 
 def fused_op(ops: Sequence[Op]) -> Op | None:
-    """The first fused norm kernel among `ops`."""
-    return next((op for op in ops if op.name in FUSED), None)
+    """The first fused norm kernel among `ops`, else the first operation that is not torch's own."""
+    return next((op for op in ops if op.name in FUSED), next((op for op in ops if op.foreign), None))
 
 
 def _statistic_op(ops: Sequence[Op]) -> Op | None:
@@ -110,7 +117,7 @@ def reduction(instance: Instance, fit: Fit, device: torch.device) -> tuple[Reduc
     half = op.dtypes[0] in HALF
     held = "overflows" if overflows else "holds"
     told = f"{op.name} on {str(op.dtypes[0])[6:]}, float16 at |x| = 300 {held}"
-    if op.name in FUSED or op.name in _WIDE_INSIDE:
+    if op.foreign or op.name in FUSED or op.name in _WIDE_INSIDE:
         if overflows:
             return ("input", told) if op.name in _WIDE_INSIDE and half else ("unknown", told)
         return ("native" if half else "float32"), told

@@ -17,27 +17,26 @@ from normprobe.records import NormSpec
 
 SEED = 1
 HOLDS = 1e-4  # relative error below which a closed form holds
-_MAPS = ((2, 3), (1, 2))  # axes of space, channels first and channels last
+_SPACES: dict[int, tuple[tuple[int, ...], ...]] = {4: ((2, 3), (1, 2)), 3: ((1,), (2,))}  # by rank, axes of space
 
 
 def identify(subject: Subject, exact: Instance) -> NormSpec | None:
     """`grn` or `lrn` where the closed form holds, else None."""
-    if len(subject.shape) == 4:
-        for space in _MAPS:
-            found = _global(subject, exact, space)
-            if found is not None:
-                return found
+    for space in _SPACES.get(len(subject.shape), ()):
+        found = _global(subject, exact, space)
+        if found is not None:
+            return found
     return _local(subject, exact) if len(subject.shape) > 2 else None
 
 
-def _response(x: Tensor, space: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _response(x: Tensor, space: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Each channel's L2 norm over space, and its mean over the channels."""
-    channels = 1 if space == (2, 3) else 3
+    channels = next(axis for axis in range(1, x.ndim) if axis not in space)
     response = x.square().sum(space, keepdim=True).sqrt()
     return response, response.mean(channels, keepdim=True)
 
 
-def _global(subject: Subject, exact: Instance, space: tuple[int, int]) -> NormSpec | None:
+def _global(subject: Subject, exact: Instance, space: tuple[int, ...]) -> NormSpec | None:
     parts = odd_parts(exact, 16 * rows(subject.shape, SEED), subject.device)
     if parts is None:
         return None
@@ -54,7 +53,7 @@ def _global(subject: Subject, exact: Instance, space: tuple[int, int]) -> NormSp
     return _global_spec(subject, affine, eps, space)
 
 
-def _global_spec(subject: Subject, affine: Affine, eps: Eps, space: tuple[int, int]) -> NormSpec:
+def _global_spec(subject: Subject, affine: Affine, eps: Eps, space: tuple[int, ...]) -> NormSpec:
     told = f"output fits x + gain · x · n / mean(n), n the L2 norm over axes {space}; {affine.note}"
     return NormSpec(
         kind="grn",
@@ -79,7 +78,7 @@ def _zeros(subject: Subject) -> bool:
 class _Shrink:
     """How the response falls with the scale of the input, in float32."""
 
-    def __init__(self, subject: Subject, gain: Tensor, bias: str | None, space: tuple[int, int]) -> None:
+    def __init__(self, subject: Subject, gain: Tensor, bias: str | None, space: tuple[int, ...]) -> None:
         self.gain, self.space, self.device = gain, space, subject.device
         self.instance = subject.instance(torch.float32, SEED)
         if bias is not None:  # it would swamp small inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from math import isfinite
 
@@ -23,9 +24,11 @@ SEED = 1
 def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = False) -> NormSpec:
     """The record of a norm whose form is `fit`; `train` where it was found in train mode."""
     x = rows(subject.shape, SEED)[0].to(device=subject.device, dtype=exact.dtype)
-    fused = precision.fused_op(precision.operations(exact, x))
+    ops = precision.operations(exact, x)
+    fused = precision.fused_op(ops)
     named = name(fit, exact.tensors, fused.name if fused else None, SIDE)
-    eps = _eps(subject, fit, named, train) if fit.scaled is None else _scaled(fit.scaled)
+    numbers = {number for op in ops for number in op.numbers}
+    eps = _eps(subject, fit, named, train, numbers) if fit.scaled is None else _scaled(fit.scaled)
     reduced, why_reduced = _reduction(subject, fit, train)
     multiply, why_multiply = _multiply(subject, fit, named, fused, train)
     layout = fit.layout
@@ -113,8 +116,11 @@ def _size(subject: Subject, layout: Layout, named: Named) -> int | None:
     return None if free else layout.size
 
 
-def _eps(subject: Subject, fit: Fit, named: Named, train: bool) -> Eps:
-    """Eps in force in the working dtype; where a half dtype cannot resolve it float32 does, and says so."""
+def _eps(subject: Subject, fit: Fit, named: Named, train: bool, numbers: Collection[float]) -> Eps:
+    """Eps in force in the working dtype; where a half dtype cannot resolve it float32 does, and says so.
+
+    `numbers` are the constants of the norm's operations: eps as it is written is one of them.
+    """
     working = subject.dtype if subject.dtype in (torch.float32, *precision.HALF) else torch.float32
     wide = torch.float32 if working in precision.HALF else working
     eps = _recover(subject, fit, wide, train)
@@ -127,11 +133,27 @@ def _eps(subject: Subject, fit: Fit, named: Named, train: bool) -> Eps:
     drawn = subject.instance(torch.float64, SEED).tensors
     if any(tensor.numel() == 1 for tensor in drawn.values()):
         eps = as_tensor(eps, drawn, subject.instance(torch.float64, None).tensors)
-    if eps.value is None or named.unit == 1.0:
+    unit = named.unit if eps.value is None or fit.centred else _unit(eps, named.unit, fit.layout.size, numbers)
+    if eps.value is None or unit == 1.0:
         return eps
-    factor = named.unit if eps.placement == "inside_sqrt" else named.unit**0.5
-    value = rounded(eps.value * factor, eps.spread)
+    value = _written(eps.value, eps, unit)
     return replace(eps, value=value, note=f"{eps.note} of the mean square, {value:.4g} as it is written")
+
+
+def _written(value: float, eps: Eps, unit: float) -> float:
+    return rounded(value * (unit if eps.placement == "inside_sqrt" else unit**0.5), eps.spread)
+
+
+def _unit(eps: Eps, unit: float, size: int, numbers: Collection[float]) -> float:
+    """The written statistic's square over the mean square: 1 or the number of elements, `unit` where the constants do
+    not tell (`F.normalize(x) * n**0.5` is a root mean square norm whose eps is compared with the L2 norm)."""
+    assert eps.value is not None
+    seen = [u for u in (unit, 1.0, float(size)) if any(_close(_written(eps.value, eps, u), n) for n in numbers)]
+    return seen[0] if seen else unit
+
+
+def _close(value: float, number: float) -> bool:
+    return number > 0 and abs(value - number) <= 0.01 * number
 
 
 def _scaled(factor: float) -> Eps:

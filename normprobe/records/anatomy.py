@@ -50,7 +50,8 @@ class NormSpec(Record):
         subtracts_mean: whether the mean over `axes` is subtracted; None where that is not known.
         affine: how gain and offset are stored and applied.
         eps: the constant in force in the working dtype, in the units of its placement (inside_sqrt: of the
-            mean square; outside_sqrt and clamp: of the root); None where it has none or was not recovered.
+            mean square; outside_sqrt and clamp: of the root; of the sum where the code divides by an L2 norm); None
+            where it has none or was not recovered.
         axes: the axes that are reduced, counted from the end for the last axes (-1: features).
         size: number of elements that share one statistic; None where it depends on the input.
         groups: number of groups of channels with a statistic each; None where there are no groups.

@@ -36,6 +36,28 @@ def gain_around_one(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) * (1 + offset)
 
 
+def from_constant(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return x / torch.maximum(x.pow(2).mean(-1, keepdim=True).sqrt(), torch.tensor(1e-3)) * gain
+
+
+def behind_a_factor(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return rms_norm(3 * x, gain, offset)
+
+
+def in_groups(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    y = x.unflatten(-1, (4, -1))
+    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-3)).flatten(-2) * gain
+
+
+def tanh(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return torch.tanh(gain[0] * x) * gain + offset
+
+
+def response(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    size = x.norm(dim=1, keepdim=True)
+    return gain * (x * (size / (size.mean(-1, keepdim=True) + 1e-3))) + offset + x
+
+
 FORMS: dict[str, tuple[Inline, dict[str, object]]] = {
     "layer_norm": (
         layer_norm,
@@ -49,6 +71,23 @@ FORMS: dict[str, tuple[Inline, dict[str, object]]] = {
     "by_hand": (
         layer_norm_by_hand,
         {"kind": "layernorm", "affine": "weight+bias", "eps_placement": "inside_sqrt", "eps": 1e-3},
+    ),
+    "from_constant": (
+        from_constant,
+        {"kind": "rmsnorm", "affine": "weight", "eps_placement": "clamp", "eps": 1e-3},
+    ),
+    "behind_a_factor": (
+        behind_a_factor,
+        {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3},
+    ),
+    "in_groups": (
+        in_groups,
+        {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3, "groups": 4},
+    ),
+    "tanh": (tanh, {"kind": "dyt", "affine": "weight+bias", "eps_placement": "none", "eps": None}),
+    "response": (
+        response,
+        {"kind": "grn", "affine": "weight+bias", "eps_placement": "outside_sqrt", "eps": 1e-3},
     ),
     "one_plus": (
         gain_around_one,
@@ -92,7 +131,7 @@ def test_inline_norms_are_found_and_placed(form: str, placement: str) -> None:
     assert len(sites) == 6
     for site in sites:
         assert {k: getattr(site, k) for k in facts if k != "eps"} == {k: v for k, v in facts.items() if k != "eps"}
-        assert site.eps == pytest.approx(facts["eps"], rel=1e-2)
+        assert site.eps == (None if facts["eps"] is None else pytest.approx(facts["eps"], rel=1e-2))
         assert site.role == placement
 
 

@@ -23,9 +23,11 @@ from tests.norms.zoo import (
     RMSNorm,
     Rule,
     facts,
+    foreign_norm,
     gated_inside,
     gated_outside,
     grn,
+    grn_tokens,
     ones,
     residual_inside,
     unbiased,
@@ -141,7 +143,32 @@ CUSTOM = [
     Case(
         "normalize-times-root",
         lambda: Rule(lambda self, x: F.normalize(x, dim=-1) * self.g * WIDTH**0.5, g=ones(WIDTH)),
-        {"kind": "rmsnorm", "affine": "weight"},
+        {"kind": "rmsnorm", "affine": "weight", "eps": 1e-12, "eps_placement": "clamp"},
+    ),
+    Case(
+        "root-mean-square-clamped",
+        lambda: Rule(lambda self, x: x / (x.norm(dim=-1, keepdim=True) * WIDTH**-0.5).clamp(min=1e-8)),
+        {"kind": "rmsnorm", "eps": 1e-8, "eps_placement": "clamp"},
+    ),
+    Case(
+        "scalenorm-times-root",
+        lambda: Rule(lambda self, x: F.normalize(x, dim=-1) * WIDTH**0.5 * self.g, g=ones(1)),
+        {"kind": "scalenorm", "affine": "weight", "eps": 1e-12, "weight": "g"},
+    ),
+    Case(
+        "masked",
+        lambda: Rule(
+            lambda self, x, mask: F.layer_norm(x, (WIDTH,), self.a, self.b) * mask[..., None],
+            a=ones(WIDTH),
+            b=ones(WIDTH),
+        ),
+        {"kind": "layernorm", "affine": "weight+bias", "bias": "b"},
+        (ROWS, ROWS[:2]),
+    ),
+    Case(
+        "foreign-operation",
+        lambda: Rule(lambda self, x: foreign_norm(x, self.w), w=ones(WIDTH)),
+        {"kind": "rmsnorm", "affine": "weight", "eps": 1e-6, "weight_multiply": "fused", "fused": True},
     ),
     Case(
         "per-head",
@@ -228,6 +255,32 @@ CUSTOM = [
         "dyt-erf",
         lambda: Rule(lambda self, x: torch.erf(self.alpha * x) * self.w, alpha=ones(1), w=ones(WIDTH)),
         {"kind": "dyt", "affine": "weight"},
+    ),
+    Case(
+        "dyt-shifted-erf",
+        lambda: Rule(
+            lambda self, x: torch.erf(self.alpha * x + self.s) * self.w + self.b,
+            alpha=ones(1),
+            s=ones(1),
+            w=ones(WIDTH),
+            b=ones(WIDTH),
+        ),
+        {"kind": "dyt", "affine": "weight+bias", "weight": "w", "bias": "b"},
+    ),
+    Case(
+        "dyt-one-plus",
+        lambda: Rule(lambda self, x: torch.tanh(self.alpha * x) * (1 + self.w), alpha=ones(1), w=ones(WIDTH)),
+        {"kind": "dyt", "affine": "one_plus_weight", "weight": "w"},
+    ),
+    Case(
+        "dyt-hard",
+        lambda: Rule(lambda self, x: torch.clamp(self.alpha * x, -1, 1) * self.w, alpha=ones(1), w=ones(WIDTH)),
+        {"kind": "dyt", "affine": "weight", "weight": "w"},
+    ),
+    Case(
+        "grn-tokens",
+        lambda: Rule(grn_tokens, w=ones(WIDTH), b=ones(WIDTH)),
+        {"kind": "grn", "affine": "weight+bias", "eps": 1e-6, "axes": (1,)},
     ),
     Case("mean-absolute", lambda: Rule(lambda self, x: x / x.abs().mean(-1, keepdim=True)), {"kind": "unknown"}),
     Case(

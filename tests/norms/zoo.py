@@ -187,6 +187,17 @@ def grn(self: Rule, x: Tensor) -> Tensor:
     return self.w * (x * response / (response.mean(-1, keepdim=True) + 1e-6)) + self.b + x
 
 
+def grn_tokens(self: Rule, x: Tensor) -> Tensor:
+    response = x.norm(dim=1, keepdim=True)
+    return self.w * (x * response / (response.mean(-1, keepdim=True) + 1e-6)) + self.b + x
+
+
+@torch.library.custom_op("normprobe_zoo::rms_norm", mutates_args=())
+def foreign_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """An operation that torch does not know, whose inside no recorder sees."""
+    return x * torch.rsqrt(mean_square(x) + 1e-6) * weight
+
+
 def unbiased(self: Rule, x: Tensor) -> Tensor:
     return self.a * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.b
 
@@ -209,6 +220,7 @@ NO_NORMS = {
     "Tanh": (nn.Tanh, (ROWS,)),
     "Tanh of a buffer": (BufferTanh, (ROWS,)),
     "PReLU": (nn.PReLU, (ROWS,)),
+    "Sigmoid of a factor": (lambda: Rule(lambda self, x: torch.sigmoid(self.a * x), a=ones(1)), (ROWS,)),
     "Softmax": (lambda: nn.Softmax(-1), (ROWS,)),
     "Linear": (lambda: nn.Linear(WIDTH, WIDTH), (ROWS,)),
     "norm then linear": (lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)), (ROWS,)),

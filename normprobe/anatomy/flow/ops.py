@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from normprobe.capture.trace import Node, Ref
-from normprobe.norms.precision import FUSED
+from normprobe.norms.precision import FUSED, NAMESPACES
 
 
 class Role(Enum):
@@ -111,7 +111,17 @@ _MATMULS = frozenset(
         "aten.cudnn_convolution",
     ]
 )
-_POOLS = frozenset(["aten.mean", "aten.sum", "aten.avg_pool1d", "aten.avg_pool2d", "aten._adaptive_avg_pool2d"])
+_POOLS = frozenset(
+    [
+        "aten.mean",
+        "aten.sum",
+        "aten.avg_pool1d",
+        "aten.avg_pool2d",
+        "aten.avg_pool3d",
+        "aten._adaptive_avg_pool2d",
+        "aten._adaptive_avg_pool3d",
+    ]
+)
 _REDUCES = frozenset(
     [
         "aten.var",
@@ -126,6 +136,7 @@ _REDUCES = frozenset(
         "aten.min",
         "aten.logsumexp",
         "aten.max_pool2d_with_indices",
+        "aten.max_pool3d_with_indices",
     ]
 )
 _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
@@ -139,6 +150,11 @@ _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
 def base(op: str) -> str:
     """The operator's name without its overload: `aten.add.Tensor` gives `aten.add`."""
     return ".".join(op.split(".")[:2])
+
+
+def foreign(op: str) -> bool:
+    """Whether an operator is not torch's own, so that only its behaviour can tell what it does."""
+    return "." in op and op.partition(".")[0] not in NAMESPACES and not op.startswith("torch.")
 
 
 def classify(node: Node, signals: frozenset[int]) -> Role:
@@ -165,6 +181,8 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
         return Role.ADD if len(signals) > 1 else Role.SCALE if repeated else Role.SHIFT
     if name in _SCALES:
         return _product(node, name, signals, repeated)
+    if name == "aten.addcmul" and len(signals) == 1 and not repeated:  # b + w·x
+        return Role.SCALE
     if torch.Tag.pointwise in getattr(node.function, "tags", ()):
         return Role.ACT if len(signals) == 1 else Role.GATE
     return Role.HEAVY

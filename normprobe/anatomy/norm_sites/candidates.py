@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify, foreign
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
 from normprobe.norms.module_subject import Tail
@@ -24,8 +24,9 @@ class Candidates:
     def __init__(self, trace: Trace, levels: Levels) -> None:
         self.trace, self.levels = trace, levels
         self.roles = [self._role(node) for node in trace.nodes]
-        self._heavy = [0, *accumulate(role in WEIGHTY for role in self.roles)]
-        self._statistic = [0, *accumulate(role in _STATISTICS for role in self.roles)]
+        opaque = [role is Role.HEAVY and foreign(n.op) for role, n in zip(self.roles, trace.nodes, strict=True)]
+        self._heavy = [0, *accumulate(r in WEIGHTY and not o for r, o in zip(self.roles, opaque, strict=True))]
+        self._statistic = [0, *accumulate(r in _STATISTICS or o for r, o in zip(self.roles, opaque, strict=True))]
 
     def calls(self) -> Iterator[Call]:
         """Candidate calls, later and inner ones first."""

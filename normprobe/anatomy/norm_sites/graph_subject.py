@@ -103,7 +103,7 @@ def _static_nodes(trace: Trace, levels: Levels, nodes: Sequence[Node]) -> list[N
         node = trace.producer(todo.pop())
         if node.id in found:
             continue
-        if node.op in ("constant", "input"):
+        if node.op == "input" or (node.op == "constant" and not node.args):
             raise UnreadableAnatomyError("a tensor made outside the recorded forward is part of the computation")
         found[node.id] = node
         todo += node.inputs
@@ -126,6 +126,9 @@ def _run(
     """Run one recorded operation on the values in `env`; tensors that it makes from nothing lie on `device`."""
     if node.op in ("parameter", "buffer"):
         env[node.outputs[0]] = tensors[node.name]
+        return
+    if node.op == "constant":  # one number
+        env[node.outputs[0]] = torch.tensor(node.args[0], device=device)
         return
     if node.function is None:  # a view of memory that was written in place
         shown, written = env[node.inputs[0]], env[node.inputs[-1]]

@@ -55,16 +55,25 @@ class _Finder:
         return str(self.flow.trace.values[region.origin].dtype).removeprefix("torch.")
 
     def best(self, regions: list[Region]) -> tuple[Region, NormSpec | None]:
-        """The first region that is a norm with a gain of a known form, else the last that is a norm at all."""
+        """The first region that is a norm with a gain of a known form, else the last that is a norm at all; of those
+        that give the same norm the one that begins last: factors on the way in are no part of it."""
         chosen: tuple[Region, NormSpec | None] = (regions[0], None)
         for region in regions:
+            best, known = chosen
+            settled = known is not None and known.kind != "unknown" and known.affine != "other"
+            if settled and not self._begins_later(region, best):
+                continue
             spec = self.identify(region)
             if spec is None or spec.kind in NOT_NORMS:
                 continue
-            if spec.kind != "unknown" and spec.affine != "other":
-                return region, spec
-            chosen = region, spec
+            if not settled or (known is not None and _form(spec) == _form(known)):
+                chosen = region, spec
         return chosen
+
+    def _begins_later(self, region: Region, best: Region) -> bool:
+        """Whether a region ends where `best` does and leaves out more than views and casts at its beginning."""
+        left = best.steps - region.steps
+        return region.end == best.end and any(self.flow.steps[i].role is not Role.MOVE for i in left)
 
     def identify(self, region: Region) -> NormSpec | None:
         nodes = [self.flow.steps[i].node for i in sorted(region.steps)]
@@ -105,6 +114,10 @@ class _Finder:
             if spec.weight_multiply not in ("none", "fused"):
                 update["weight_multiply"] = "unknown"
         return spec.model_copy(update=update)
+
+
+def _form(spec: NormSpec) -> tuple[object, ...]:
+    return spec.kind, spec.subtracts_mean, spec.affine, spec.groups
 
 
 def _parameters(flow: Flow, nodes: list[Node]) -> list[str]:

@@ -6,12 +6,13 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.ops import Role, base, foreign
 from normprobe.anatomy.flow.steps import Flow, Step
 
 _INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE})
-_MOST_STEPS, _MOST_CLOSINGS = 30, 3
+_PRODUCTS = frozenset({"aten.mul", "aten.div", "aten.mul_", "aten.div_"})
+_MOST_STEPS, _MOST_CLOSINGS, _MOST_EXTENSIONS, _MOST_FACTORS = 30, 3, 5, 3
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,41 @@ class Region:
 def find_regions(flow: Flow) -> Iterator[list[Region]]:
     """For each place that could be a norm its candidate regions, the best guess first.
 
-    A fused norm kernel is a region of its own. Elsewhere a product or quotient of two signals is followed back until
-    everything comes from one earlier value; the ways may close several times (first over x − mean, then over x).
+    A fused norm kernel, and an operation that torch does not know, is a region of its own. Elsewhere a product or
+    quotient of two signals is followed back until everything comes from one earlier value; the ways may close several
+    times (first over x − mean, then over x). A non-linearity behind a learned factor may be a bounded stand-in.
     """
     for step in flow.steps:
-        if step.role is Role.NORM and step.group is None:
+        closings: list[Region] = []
+        if (step.role is Role.NORM and step.group is None) or _opaque(flow, step):
             closings = [Region(step.inputs[0], step.outputs[0], frozenset({step.id}), step)]
-        elif step.role is Role.GATE and base(step.node.op) in (
-            "aten.mul",
-            "aten.div",
-            "aten.mul_",
-            "aten.div_",
-        ):
+        elif step.role is Role.GATE and base(step.node.op) in _PRODUCTS:
             closings = list(_closings(flow, step))[::-1]
-        else:
-            continue
+        elif step.role is Role.ACT:
+            closings = _bounded(flow, step)
         if closings:
             yield [region for closing in closings for region in _extensions(flow, closing)]
+
+
+def _opaque(flow: Flow, step: Step) -> bool:
+    """Whether a step is an operation of another library on one signal, whose first result is shaped like it."""
+    alone = step.role is Role.HEAVY and foreign(step.node.op) and len(step.inputs) == 1
+    return alone and flow.shape(step.inputs[0]) == flow.shape(step.outputs[0])
+
+
+def _bounded(flow: Flow, step: Step) -> list[Region]:
+    """A non-linearity with the learned factor, and the constants added to it, that stand before it."""
+    steps, value, learned = {step.id}, step.inputs[0], False
+    for _ in range(_MOST_FACTORS):
+        maker = flow.made_by(value)
+        if maker is None or maker.role not in (Role.SCALE, Role.SHIFT) or len(maker.inputs) > 1:
+            break
+        learned = learned or (maker.role is Role.SCALE and bool(maker.parameters))
+        steps.add(maker.id)
+        value = maker.inputs[0]
+    region = Region(value, step.outputs[0], frozenset(steps), step)
+    shaped = flow.shape(value) == flow.shape(step.outputs[0])
+    return [region] if learned and shaped and not _leaks(flow, region) else []
 
 
 def _closings(flow: Flow, last: Step) -> Iterator[Region]:
@@ -82,16 +101,41 @@ def _leaks(flow: Flow, region: Region) -> bool:
 
 
 def _extensions(flow: Flow, region: Region) -> list[Region]:
-    """The region with the gain, offset and casts that follow it, the longest first, and the region itself last."""
+    """The region with the gain, offset, casts and views that follow it, the longest first, and the region itself
+    last."""
     found = [region]
-    while True:
+    while len(found) <= _MOST_EXTENSIONS:
         readers = flow.readers(region.end)
-        if len(readers) != 1 or region.end in flow.outputs or len(found) > 4:
-            return found[::-1]
-        step = readers[0]
-        scaled = step.role in (Role.SCALE, Role.SHIFT) and len(step.inputs) == 1
-        cast = step.role is Role.MOVE and base(step.node.op) == "aten._to_copy"
-        if not (scaled or cast) or flow.shape(step.outputs[0]) != flow.shape(region.end):
-            return found[::-1]
-        region = Region(region.origin, step.outputs[0], region.steps | {step.id}, region.core)
+        longer = None if len(readers) != 1 or region.end in flow.outputs else _extended(flow, region, readers[0])
+        if longer is None:
+            break
+        region = longer
         found.append(region)
+    return found[::-1]
+
+
+def _extended(flow: Flow, region: Region, step: Step) -> Region | None:
+    """The region and the `step` that reads its end; None where that does something else to it."""
+    alike = flow.shape(step.outputs[0]) == flow.shape(region.origin)
+    scaled = step.role in (Role.SCALE, Role.SHIFT) and len(step.inputs) == 1
+    added = step.role is Role.ADD and set(step.inputs) == {region.origin, region.end}  # a response norm's own skip
+    cast = step.role is Role.MOVE and base(step.node.op) == "aten._to_copy"
+    if alike and (scaled or cast or added):
+        return Region(region.origin, step.outputs[0], region.steps | {step.id}, region.core)
+    if step.role is not Role.MOVE or len(step.inputs) != 1:
+        return None
+    return _viewed(flow, region, step)
+
+
+def _viewed(flow: Flow, region: Region, step: Step) -> Region | None:
+    """The region between a view of a larger tensor's elements and `step`, which gives them back their first shape."""
+    shape, value, steps = flow.shape(step.outputs[0]), region.origin, region.steps | {step.id}
+    for _ in range(_MOST_FACTORS):
+        maker = flow.made_by(value)
+        if maker is None or maker.role is not Role.MOVE or len(maker.inputs) != 1:
+            return None
+        value, steps = maker.inputs[0], steps | {maker.id}
+        longer = Region(value, step.outputs[0], steps, region.core)
+        if flow.shape(value) == shape:
+            return None if _leaks(flow, longer) else longer
+    return None
