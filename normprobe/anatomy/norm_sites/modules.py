@@ -32,11 +32,12 @@ class Found:
 def find_module_norms(model: nn.Module, trace: Trace, candidates: Candidates) -> Found:
     """Identify every module run of `trace` that is a norm.
 
-    A module around an identified norm that adds nothing of its own is not listed; the inner one is.
+    A module around an identified norm that adds nothing of its own is not listed; the inner one is. One that adds the
+    gain to a norm without any is listed instead of it.
     """
     finder = _Finder(model, trace, candidates)
     calls = [call for call in candidates.calls() if finder.visit(call)]
-    return _collect(finder, calls[::-1])
+    return _collect(finder, [call for call in calls[::-1] if call.id in finder.specs])
 
 
 class _Finder:
@@ -49,21 +50,33 @@ class _Finder:
         self.skipped: list[Skipped] = []
 
     def visit(self, call: Call) -> bool:
-        """Identify one candidate; True if it is a norm and no norm was found inside it."""
+        """Identify one candidate; True if it is a norm, and no norm was found inside it but one that lacks its gain."""
         nodes = self.candidates.nodes(call)
-        if nodes & self.covered or not nodes:
+        inner = self._plain_inside(nodes) if nodes & self.covered else None
+        if (nodes & self.covered and inner is None) or not nodes:
             return False
         key = self.candidates.signature(call)
         if key not in self.cache:
             self.cache[key] = self._identify(call)
         spec, whole = self.cache[key]
-        if spec is None:
+        if spec is None or (inner is not None and not (whole and _gains(spec, self.specs[inner]))):
             return False
+        if inner is not None:
+            del self.specs[inner]
         before = None if whole else self.candidates.before_tail(call)
         self.nodes[call.id] = nodes if before is None else before[1]
         self.covered |= nodes
         self.specs[call.id] = spec
         return True
+
+    def _plain_inside(self, nodes: frozenset[int]) -> int | None:
+        """The only norm found among `nodes`, if it has no gain and other nodes use parameters."""
+        inside = [call for call in self.specs if self.nodes[call] & nodes]
+        if len(inside) != 1 or self.specs[inside[0]].affine != "none":
+            return None
+        around = [self.trace.nodes[i] for i in nodes - self.nodes[inside[0]]]
+        gains = any(self.candidates.levels.parameters(v) for n in around for v in n.inputs)
+        return inside[0] if gains else None
 
     def _identify(self, call: Call) -> tuple[NormSpec | None, bool]:
         """What a call computes if it is a norm, and whether that is all of it: an activation may follow the norm."""
@@ -77,6 +90,12 @@ class _Finder:
         before = None if failures else self.candidates.before_tail(call)
         spec = None if before is None else identify_module(module, call.spec, tail=before[0])
         return (None if spec is None or spec.kind in NOT_NORMS else spec), False
+
+
+def _gains(outer: NormSpec, inner: NormSpec) -> bool:
+    """Whether a module is the same norm as the one inside it, with a gain that it adds."""
+    same = (outer.subtracts_mean, outer.axes, outer.groups) == (inner.subtracts_mean, inner.axes, inner.groups)
+    return same and outer.kind != "unknown" and outer.affine not in ("none", "other")
 
 
 def _collect(finder: _Finder, calls: list[Call]) -> Found:
