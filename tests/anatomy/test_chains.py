@@ -1,4 +1,4 @@
-"""Which sums make a stream: branches without weights, sums inside a branch, skips over whole blocks."""
+"""Which sums make a stream: branches without weights, sums inside a branch, norms on the sums, kinds."""
 
 from __future__ import annotations
 
@@ -66,3 +66,38 @@ def test_sum_inside_the_last_branch_does_not_end_the_stream() -> None:
     assert [b.block for b in stream.branches] == ["0.0", "0.1"]
     assert all(b.writers == (f"{b.block}.write.2.bias", f"{b.block}.write.2.weight") for b in stream.branches)
     assert stream.final_norm == "1"
+
+
+class Macaron(nn.Module):
+    """Three pre-norm branches, and a norm at the block's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.first, self.last = (nn.Sequential(linear(), nn.GELU(), linear()) for _ in range(2))
+        self.conv, self.out = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(self.norms[0](x)) / 2
+        x = x + self.conv(self.norms[1](x).mT).mT
+        return self.out(x + self.last(self.norms[2](x)) / 2)
+
+
+def test_norm_at_the_end_of_every_block_is_no_final_norm() -> None:
+    stream = only_stream(anatomy_of(nn.Sequential(Macaron(), Macaron()), torch.randn(2, 5, WIDTH)))
+    assert [b.placement for b in stream.branches] == ["pre", "pre", "post"] * 2
+    assert (stream.final_norm, stream.needs_final_norm) == (None, False)
+
+
+def test_convolutions_of_one_position_are_an_mlp() -> None:
+    class Pointwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up = nn.LayerNorm(WIDTH), nn.Conv1d(WIDTH, 16, 1, groups=2)
+            self.down = nn.Conv1d(16, WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(self.up(self.norm(x).mT).relu()).mT
+
+    stream = only_stream(anatomy_of(nn.Sequential(Pointwise(), Pointwise()), torch.randn(2, 5, WIDTH)))
+    assert [b.kind for b in stream.branches] == ["mlp", "mlp"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, base
+from normprobe.anatomy.flow.ops import Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value
 from normprobe.anatomy.streams.adds import Part
@@ -46,12 +46,11 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
     products = any(s.role is Role.MATMUL and not s.parameters for s in steps)
     if names & _SCANS or _loops(flow, steps):
         return "ssm" if convolves else "linear_attention" if products else "recurrent"
-    weighted = [s for s in steps if s.role in WEIGHTY and s.parameters]
-    if convolves or (weighted and all("convolution" in s.node.op for s in weighted)):
+    if convolves:
         return "conv"
     if products:
         return "linear_attention"
-    if _reads_elsewhere(flow, part, source) or not any(s.role is Role.MATMUL for s in weighted):
+    if _reads_elsewhere(flow, part, source) or not any(s.role is Role.MATMUL and s.parameters for s in steps):
         return "other"
     return "mlp"
 
