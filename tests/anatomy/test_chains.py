@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.anatomy.reading import anatomy_of, only_stream
@@ -101,3 +102,65 @@ def test_convolutions_of_one_position_are_an_mlp() -> None:
 
     stream = only_stream(anatomy_of(nn.Sequential(Pointwise(), Pointwise()), torch.randn(2, 5, WIDTH)))
     assert [b.kind for b in stream.branches] == ["mlp", "mlp"]
+
+
+class Attention(nn.Module):
+    """Post-norm attention of `x` over `states`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o, self.norm = linear(), linear(), linear(), linear(), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, states: Tensor) -> Tensor:
+        attended = F.scaled_dot_product_attention(self.q(x), self.k(states), self.v(states))
+        return self.norm(x + self.o(attended))
+
+
+def test_pooled_queries_over_the_stream_before_are_self_attention() -> None:
+    class Pooling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = Attention(), Attention(), linear()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x, x)
+            pooled = F.avg_pool1d(torch.cat([x[:, :1], x], 1).mT, 2).mT
+            return self.head(self.second(pooled, x))
+
+    anatomy = anatomy_of(Pooling(), torch.randn(2, 5, WIDTH))
+    assert [b.kind for s in anatomy.streams for b in s.branches] == ["attention", "attention"]
+    assert [site.cross for site in anatomy.attention] == [False, False]
+
+
+def test_a_second_norm_on_the_sum_leaves_the_first_on_the_stream() -> None:
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(linear(), nn.GELU(), linear())
+            self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x + self.mlp(x)))
+
+    stream = only_stream(anatomy_of(nn.Sequential(Doubled(), Doubled()), torch.randn(2, 5, WIDTH)))
+    assert [(b.placement, b.post_norm) for b in stream.branches] == [("post", "0.first"), ("post", "1.first")]
+
+
+def test_a_single_block_holds_its_branches() -> None:
+    stream = only_stream(anatomy_of(nn.Sequential(Both()), torch.randn(2, 5, WIDTH)))
+    assert [(b.kind, b.block) for b in stream.branches] == [("attention", "0"), ("mlp", "0")]
+
+
+class Both(nn.Module):
+    """One pre-norm block; both adds run in its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norms = nn.MultiheadAttention(WIDTH, 2, batch_first=True), nn.ModuleList()
+        self.norms.extend(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.mlp = nn.Sequential(linear(), nn.GELU(), linear())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](x)
+        x = x + self.attention(h, h, h)[0]
+        return x + self.mlp(self.norms[1](x))

@@ -30,6 +30,8 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
         branches: the branches in order of execution.
         ran: paths of all modules that ran.
     """
+    if len({b.path for b in branches}) == 1 and len({b.family for b in branches}) == len(branches):
+        return [branch.path for branch in branches]
     anchors = _anchors(branches)
     best: list[str] | None = None
     siblings: list[str] | None = None

@@ -59,13 +59,13 @@ def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple
 
 def _posts(norms: list[list[Norms]], kinds: list[tuple[BranchKind, ...]]) -> list[bool]:
     """Which sums are normed as part of the stream. The norm behind the last sum could be the final norm: it belongs
-    to the stream if the sum at its place in the block before is normed, or most sums are, or, of a single write, if
+    to the stream if the sum at its place in every block before is normed, or most sums are, or, of a single write, if
     its branch has no norm of its own."""
     on_sum = [all(n.on_sum for n in group) for group in norms]
     if len(on_sum) > 1:
         period = _period(kinds)
-        before = period is not None and on_sum[-1 - period]
-        on_sum[-1] = on_sum[-1] and (before or 2 * sum(on_sum[:-1]) > len(on_sum) - 1)
+        alike = period is not None and all(on_sum[period - 1 : -1 : period])
+        on_sum[-1] = on_sum[-1] and (alike or 2 * sum(on_sum[:-1]) > len(on_sum) - 1)
     elif on_sum:
         on_sum[0] = on_sum[0] and not any(n.before or n.behind for n in norms[0])
     return on_sum

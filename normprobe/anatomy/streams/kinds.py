@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import argument_value
+from normprobe.anatomy.flow.walk import argument_value, backward, pools
 from normprobe.anatomy.streams.adds import Part
 from normprobe.records.anatomy import BranchKind
 
@@ -34,7 +34,7 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
     """The kind of a branch that reads the stream at value `source`."""
     inside = [op for op in attention if op.step.id in part.region]
     if inside:
-        own = any(flow.producer.get(op.key, -1) in part.region for op in inside)
+        own = any(_own_key(flow, op, part, source) for op in inside)
         return "attention" if own else "cross_attention"
     steps = [flow.steps[i] for i in sorted(part.region)]
     names = {base(s.node.op) for s in steps}
@@ -53,6 +53,23 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
     if _reads_elsewhere(flow, part, source) or not any(s.role is Role.MATMUL and s.parameters for s in steps):
         return "other"
     return "mlp"
+
+
+def _own_key(flow: Flow, op: AttentionOp, part: Part, source: int) -> bool:
+    """Whether the keys come from the branch's read of the stream, or from the stream before it was pooled."""
+    if flow.producer.get(op.key, -1) in part.region:
+        return True
+    walked = [step for _, step in backward(flow, source, _changes) if step is not None]
+    if not any(pools(step) for step in walked):
+        return False
+    states = {value for step in walked for value in step.inputs}
+    oldest = min(flow.producer.get(value, -1) for value in states)
+    return any(v in states for v, _ in backward(flow, op.key, lambda _, v: flow.producer.get(v, -1) < oldest))
+
+
+def _changes(step: Step | None, _: int) -> bool:
+    """Whether a step does more than to move, scale or pool a signal."""
+    return step is None or not (step.role in LIGHT or pools(step))
 
 
 def _mixes_neighbours(flow: Flow, step: Step) -> bool:

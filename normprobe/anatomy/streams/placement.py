@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
@@ -101,7 +102,18 @@ def _all_norms(steps: list[Step]) -> tuple[Step, ...]:
 def _on_stream(flow: Flow, norm: Step, following: Write) -> bool:
     """Whether the next write parts from the output of `norm`, and does not have it as a norm of its own."""
     own = following.projected and norm in _shared(flow, following)[0]
-    return not own and any(link.value in norm.outputs for link in light_chain(flow, following.source))
+    return not own and any(value in norm.outputs for value in _back(flow, following.source))
+
+
+def _back(flow: Flow, value: int) -> Iterator[int]:
+    """`value` and the values that it came from by light steps and norms."""
+    while True:
+        for link in light_chain(flow, value):
+            yield link.value
+        step = flow.made_by(link.value)
+        if step is None or step.role is not Role.NORM:
+            return
+        value = step.inputs[0]
 
 
 def _only_activations(flow: Flow, norm: Step, region: frozenset[int]) -> bool:
