@@ -7,7 +7,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
@@ -30,7 +30,8 @@ _OPEN: ContextVar[Keeper | None] = ContextVar("keeper of the guard that is open"
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[Keeper]:
-    """While open the model is in eval mode and torch's fused encoder path is off; afterwards all is as it was.
+    """While open the model is in eval mode, torch's fused encoder path is off and compiled functions run as they were
+    written; afterwards all is as it was.
 
     Restored bit for bit, also when the body raises: buffers, train flags, attributes of every module with what is
     inside them (containers, plain objects such as a config, tensors), hooks, which parameters require gradients,
@@ -53,10 +54,16 @@ def untouched(model: nn.Module) -> Iterator[Keeper]:
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
-        yield keeper
+        with torch.compiler.set_stance("force_eager") if compiles() else nullcontext():
+            yield keeper
     finally:
         _OPEN.reset(token)
         _run([*keeper.steps, *state.steps])
+
+
+def compiles() -> bool:
+    """Whether torch's compiler is loaded: before that nothing was compiled, and asking it would load it."""
+    return "torch._dynamo" in sys.modules
 
 
 def _run(steps: Iterable[Undo]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
@@ -15,7 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from normprobe.capture.calls import CallSpec
-from normprobe.capture.guard import untouched
+from normprobe.capture.composites import COMPOSITES, arguments_of, opened
+from normprobe.capture.guard import compiles, untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.leaves import replaced, tensors
 from normprobe.capture.outputs import named_tensors
@@ -24,19 +24,6 @@ from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written
 from normprobe.errors import InputError
-
-COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
-    F.scaled_dot_product_attention: (
-        "query",
-        "key",
-        "value",
-        "attn_mask",
-        "dropout_p",
-        "is_causal",
-        "scale",
-        "enable_gqa",
-    ),
-}
 
 HELD = 1 << 18  # elements; copies of larger inputs and constants are not kept
 ASSUMED = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default})
@@ -51,6 +38,19 @@ def record(model: nn.Module, inputs: Inputs) -> Trace:
         InputError: if a parameter of a lazy module has no values yet, or the inputs cannot be passed.
     """
     _refuse_lazy(model)
+    compiled = compiles()
+    try:
+        trace = _record(model, inputs)
+    except Exception:
+        if compiled or not compiles():
+            raise
+    else:
+        if compiled or not compiles():
+            return trace
+    return _record(model, inputs)  # the model has compiled something, which from now on runs as it was written
+
+
+def _record(model: nn.Module, inputs: Inputs) -> Trace:
     plain = torch.inference_mode(False)  # inference mode shows other operations for the same layer
     with plain, untouched(model) as keeper, torch.no_grad():
         recorder = _Recorder(model, keeper)
@@ -120,14 +120,15 @@ class _Recorder:
         call.last_node = len(self.trace.nodes)
         return output
 
-    def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
+    def composite(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Record a torch function as one call and one operation, under the path of the module that called it; what it
         dissolves into differs between devices and is not looked at."""
         call = self.open(self._path(), "", args, kwargs)
         self.runs[call.path] -= 1
         call.composite = str(function.__name__)
         call.execution = self._ordinal(call.parent, call.composite)
-        bound = dict(zip(names, args, strict=False)) | kwargs
+        with _disable_current_modes():
+            bound = arguments_of(function, args, kwargs)
         call.arguments = replaced(bound, lambda t: Ref(self.read(t)))
         try:
             with _disable_current_modes():
@@ -241,12 +242,16 @@ class _Recorder:
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in COMPOSITES:
+            return self.recorder.composite(func, args, kwargs)
         if func in ASSUMED and any(t.is_meta for t in tensors(args)):
             return self.recorder.assume(func, args)
         return self.recorder.operation(func, args, kwargs, lambda: func(*args, **kwargs))
@@ -260,10 +265,13 @@ class _Functions(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        names = COMPOSITES.get(func)
-        if names is None:
+        if func in COMPOSITES:
+            return self.recorder.composite(func, args, kwargs or {})
+        inside = opened(func)
+        if inside is None:
             return func(*args, **(kwargs or {}))
-        return self.recorder.composite(func, names, args, kwargs or {})
+        with self:
+            return inside(*args, **(kwargs or {}))
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

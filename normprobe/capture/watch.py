@@ -13,9 +13,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from normprobe.capture.composites import COMPOSITES, opened
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
-from normprobe.capture.recorder import COMPOSITES
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written, written_arguments
 from normprobe.records import OpSite
@@ -175,6 +175,8 @@ class _Names(dict[Any, str]):
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watcher = watcher
@@ -183,6 +185,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         watcher = self.watcher
+        if func in COMPOSITES:
+            return watcher.composite(func, COMPOSITES[func], args, kwargs)
         if watcher.unsettled:
             watcher.settle()
         if written_arguments(func):
@@ -200,9 +204,13 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = COMPOSITES.get(func)
-        if names is None:
+        if names is not None:
+            return self.watcher.composite(func, names, args, kwargs or {})
+        inside = opened(func)
+        if inside is None:
             return func(*args, **(kwargs or {}))
-        return self.watcher.composite(func, names, args, kwargs or {})
+        with self:
+            return inside(*args, **(kwargs or {}))
 
 
 def _by_name(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class Keeper:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
     def __init__(self, keeper: Keeper) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keeper = keeper

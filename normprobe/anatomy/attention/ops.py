@@ -84,7 +84,8 @@ def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site:
     hidden = NOTHING if mask is None else MaskReader(flow).given(mask)
     places = (flow.shape(query)[-2], flow.shape(key)[-2])
     causal = bool(arguments.get("is_causal", False))
-    return AttentionOp(step, query, key, value, factor, (), None, causal, hidden, places, kernel, site)
+    cap = arguments.get("softcap")
+    return AttentionOp(step, query, key, value, factor, (), cap, causal, hidden, places, kernel, site)
 
 
 @dataclass
