@@ -90,7 +90,7 @@ def test_flexible_attention_is_read_with_its_functions(name: str) -> None:
     assert facts(site) == pytest.approx(expected)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:_compile flag:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::DeprecationWarning")
 def test_flexible_attention_as_transformers_compiles_it() -> None:
     small = SMALL | {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 3}
     model, inputs = hugging_face("Gemma2ForCausalLM", "Gemma2Config", **small, attn_implementation="flex_attention")
