@@ -34,10 +34,12 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class CallSpec:
-    """How a module was called: positional and keyword arguments with every tensor replaced by its `TensorSpec`."""
+    """How a module was called: positional and keyword arguments with every tensor replaced by its `TensorSpec`, and
+    which of its results of one shape is meant, counted from 0."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    result: int = 0
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSpec:

@@ -67,7 +67,7 @@ class ModuleSubject:
         floating = [i for i, leaf in enumerate(self._leaves) if _is_floating(leaf)]
         if not floating:
             raise NotComparableError("no floating tensor argument")
-        self._varied, self.sides = floating[0], len(floating) - 1
+        self._varied, self.sides, self._result = floating[0], len(floating) - 1, call.result
         self._recorded: TensorSpec = self._leaves[self._varied]
         self._tensors, self._parameters = floating_tensors(module)
         self.dtype, self.recorded_shape = self._recorded.dtype, self._recorded.shape
@@ -98,7 +98,7 @@ class ModuleSubject:
             leaves[self._varied] = x.clone()
             args, kwargs = pytree.tree_unflatten(leaves, self._tree)
             if self._tail is None:
-                return _corresponding(twin(*args, **kwargs), x)
+                return _corresponding(twin(*args, **kwargs), x, self._result)
             with _Before(self._tail) as before:
                 twin(*args, **kwargs)
             return _corresponding(before.seen, x)
@@ -178,12 +178,13 @@ def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, TensorSpec) and leaf.dtype.is_floating_point and len(leaf.shape) > 0
 
 
-def _corresponding(output: Any, x: Tensor) -> Tensor:
-    """The one floating tensor of the output shaped as x, or with as many elements in the same order."""
+def _corresponding(output: Any, x: Tensor, result: int = 0) -> Tensor:
+    """The floating tensor of the output with number `result` of those shaped as x, or the only one with as many
+    elements in the same order."""
     tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
     same = [t for t in tensors if t.shape == x.shape]
-    if len(same) == 1:
-        return same[0]
+    if len(same) > result:
+        return same[result]
     if not same and len(tensors) == 1 and tensors[0].numel() == x.numel():
         return tensors[0].reshape(x.shape)
     raise NotComparableError(f"output shapes {[tuple(t.shape) for t in tensors]}, input {tuple(x.shape)}")

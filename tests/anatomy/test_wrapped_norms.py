@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.anatomy.reading import anatomy_of
+from tests.anatomy.reading import anatomy_of, only_stream
 from tests.models import WIDTH, decoder
 
 
@@ -42,3 +43,46 @@ def test_a_module_that_adds_nothing_is_not_listed() -> None:
     found = anatomy_of(*decoder("pre", norm=Dropped))
     assert {n.path.rpartition(".")[2] for n in found.norms} == {"inner"}
     assert found.streams[0].final_norm == "final.inner"
+
+
+class AddedNorm(nn.Module):
+    """Adds the branch to the stream and norms the sum; returns both, the norm first or last."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first, self.weight = first, nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        stream = x + stream
+        normed = stream * torch.rsqrt(stream.pow(2).mean(-1, keepdim=True) + 1e-4) * self.weight
+        return (normed, stream) if self.first else (stream, normed)
+
+
+class Passing(nn.Module):
+    """A decoder whose blocks pass on a branch that is not added yet, beside the stream."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.embed, self.first = nn.Linear(WIDTH, WIDTH), first
+        self.norms, self.writes = nn.ModuleList(), nn.ModuleList()
+        for _ in range(4):
+            self.norms.append(AddedNorm(first))
+            self.writes.append(nn.Linear(WIDTH, WIDTH))
+        self.final, self.head = AddedNorm(first), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream, branch = self.embed(x), torch.zeros_like(x)
+        for norm, write in zip(self.norms, self.writes, strict=True):
+            normed, stream = norm(branch, stream)[:: 1 if self.first else -1]
+            branch = write(normed)
+        return self.head(self.final(branch, stream)[0 if self.first else 1])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_norm_that_adds_and_returns_the_sum_is_a_module(first: bool) -> None:
+    found = anatomy_of(Passing(first), torch.randn(2, 3, WIDTH))
+    assert [n.path for n in found.norms] == [*[f"norms.{i}" for i in range(4)], "final"]
+    assert {(n.kind, n.affine, n.eps, n.module) for n in found.norms} == {("rmsnorm", "weight", 1e-4, True)}
+    stream = only_stream(found)
+    assert [b.placement for b in stream.branches] == ["pre"] * 4
+    assert stream.final_norm == "final"

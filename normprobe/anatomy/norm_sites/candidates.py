@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify, foreign
+from normprobe.capture.calls import CallSpec
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
 from normprobe.norms.module_subject import Tail
@@ -47,12 +49,41 @@ class Candidates:
                 yield call
 
     def nodes(self, call: Call) -> frozenset[int]:
-        """The operations on signals inside `call`."""
-        return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None)
+        """The operations on signals inside `call`, those behind a sum that it returns beside its norm apart."""
+        beside = [v for i, v in enumerate(call.outputs) if len(call.outputs) > 1 and i != self.normed(call)]
+        apart = frozenset[int]().union(*(self._sum(call, v) or frozenset() for v in beside))
+        return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None) - apart
+
+    def normed(self, call: Call) -> int | None:
+        """Which result of `call` could be normed: the only one, or the one besides a sum of its arguments."""
+        if len(call.outputs) == 1:
+            return 0 if self.levels.signal(call.outputs[0]) else None
+        made = [i for i, v in enumerate(call.outputs) if self._sum(call, v) is None]
+        alike = len({self.trace.values[v].shape for v in call.outputs}) == 1
+        return made[0] if len(made) == 1 and len(call.outputs) == 2 and alike else None
+
+    def spec(self, call: Call) -> CallSpec:
+        """How to call the module of `call` again for its normed result."""
+        assert call.spec is not None
+        return replace(call.spec, result=self.normed(call) or 0)
+
+    def _sum(self, call: Call, value: int) -> frozenset[int] | None:
+        """The operations behind a result that is a sum of arguments, views and casts apart; None where it is more."""
+        found: set[int] = set()
+        todo = [value]
+        while todo:
+            node = self.trace.producer(todo.pop())
+            if node.id < call.first_node or node.id in found or self.roles[node.id] is None:
+                continue
+            if self.roles[node.id] not in (Role.ADD, Role.SHIFT, Role.MOVE):
+                return None
+            found.add(node.id)
+            todo += node.inputs
+        return frozenset(found)
 
     def before_tail(self, call: Call) -> tuple[Tail, frozenset[int]] | None:
         """The activation that `call` ends in, and the operations on signals before it; None where it ends otherwise."""
-        node = self.trace.producer(call.outputs[0])
+        node = self.trace.producer(call.outputs[self.normed(call) or 0])
         while node.id >= call.first_node and node.inputs and self.roles[node.id] is Role.MOVE:
             node = self.trace.producer(node.inputs[0])
         if node.id < call.first_node or self.roles[node.id] is not Role.ACT:
@@ -62,7 +93,9 @@ class Candidates:
         return (Tail(node.function, places[0]), nodes) if nodes and len(places) == 1 else None
 
     def main_input(self, call: Call) -> int | None:
-        """The first signal argument shaped like the output, or with as many elements."""
+        """The first signal argument shaped like the output, or with as many elements; the sum where it is returned."""
+        if len(call.outputs) > 1:
+            return call.outputs[0 if self.normed(call) else 1]
         shape = self.trace.values[call.outputs[0]].shape
         signals = [v for v in call.inputs if self.levels.signal(v)]
         alike = [v for v in signals if self.trace.values[v].shape == shape]
@@ -90,8 +123,7 @@ class Candidates:
     def _possible(self, call: Call) -> bool:
         if self._heavy[call.last_node] - self._heavy[call.first_node]:
             return False
-        outputs = [v for v in call.outputs if self.levels.signal(v)]
-        if len(outputs) != 1 or len(call.outputs) != 1 or self.main_input(call) is None:
+        if not call.outputs or self.normed(call) is None or self.main_input(call) is None:
             return False
         statistics = self._statistic[call.last_node] - self._statistic[call.first_node]
         return bool(statistics) or self._reads_state(call)

@@ -81,14 +81,13 @@ class _Finder:
     def _identify(self, call: Call) -> tuple[NormSpec | None, bool]:
         """What a call computes if it is a norm, and whether that is all of it: an activation may follow the norm."""
         module = self.model.get_submodule("" if call.path == "." else call.path)
-        assert call.spec is not None
         failures: list[str] = []
-        spec = identify_module(module, call.spec, failures)
+        spec = identify_module(module, self.candidates.spec(call), failures)
         self.skipped += [Skipped(what=f"behaviour of {call.path}", why=failure) for failure in failures]
         if spec is not None and spec.kind not in NOT_NORMS:
             return spec, True
         before = None if failures else self.candidates.before_tail(call)
-        spec = None if before is None else identify_module(module, call.spec, tail=before[0])
+        spec = None if before is None else identify_module(module, self.candidates.spec(call), tail=before[0])
         return (None if spec is None or spec.kind in NOT_NORMS else spec), False
 
 
