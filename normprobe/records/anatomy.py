@@ -221,7 +221,8 @@ class Reparametrization(Record):
 
 
 class Head(Record):
-    """The readout: the parameter that maps the stream to the first returned tensor."""
+    """The readout: the parameter that maps the stream to the first returned tensor. `logit_multiplier` is the constant
+    factor on its product in force, wherever it is applied (None: not constant): m in c·tanh(m·logits / c)."""
 
     path: str
     logit_multiplier: float | None = 1.0

@@ -67,6 +67,7 @@ class Facts:
     head: str | None = "lm_head.weight"
     tied: str | None = None
     softcap: float | None = None
+    logits: float = 1.0
     others: dict[str, str] = field(default_factory=dict)
     below: dict[str, str] = field(default_factory=dict)
 
@@ -143,7 +144,8 @@ def t5() -> Facts:
         StreamFacts("encoder.block", (own, mlp(1)), final="encoder.final_layer_norm"),
         StreamFacts("decoder.block", (own, cross, mlp(2)), final="decoder.final_layer_norm"),
     )
-    return Facts(RMSNORM, streams, AttentionFacts(scale=1.0), sites=3 * LAYERS, tied="shared.weight")
+    attention_facts = AttentionFacts(scale=1.0)
+    return Facts(RMSNORM, streams, attention_facts, sites=3 * LAYERS, tied="shared.weight", logits=WIDTH**-0.5)
 
 
 def bert() -> Facts:

@@ -129,7 +129,7 @@ def test_head(name: str) -> None:
         return
     assert head is not None
     assert (head.path, head.tied_to, head.softcap) == (facts.head, facts.tied, facts.softcap)
-    assert head.logit_multiplier == pytest.approx(1.0 if facts.softcap is None else 1 / facts.softcap)
+    assert head.logit_multiplier == pytest.approx(facts.logits)
 
 
 def test_cross_attention_is_told_from_attention() -> None:

@@ -65,7 +65,9 @@ def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
 
 
 def _scale(flow: Flow, step: Step, side: Side) -> int:
-    if step.role is Role.SCALE:
+    if flow.trace.values[step.outputs[0]].dtype.is_complex:  # features in pairs are turned: a rotary embedding
+        side.mixed = True
+    elif step.role is Role.SCALE:
         constant = constant_factor(flow, step)
         if constant is None and not step.parameters and _unit_scale(flow, step):
             constant = 1.0

@@ -8,7 +8,7 @@ from torch import nn
 
 from normprobe.anatomy.flow.ops import LIGHT, Role
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, reached
+from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, light_chain, reached
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}
@@ -117,7 +117,7 @@ def head_value(flow: Flow, model: nn.Module) -> int | None:
 
 
 def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
-    """The last product with a weight before the output, with constants and soft cap after it; None if there is none."""
+    """The last product with a weight before the output, with soft cap and constants around it; None without one."""
     multiplier: float | None = 1.0
     softcap: float | None = None
     while (step := flow.made_by(value)) is not None:
@@ -126,6 +126,8 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
             if name is None:
                 return None
             path, tied = _names(model, name, flow.path(step))
+            if multiplier is not None:  # of c·tanh(m·x / c) it is m
+                multiplier = round(multiplier * _input_factor(flow, step) * (softcap or 1.0), 12)
             return Head(path=path, logit_multiplier=multiplier, softcap=softcap, tied_to=tied)
         if step.role is Role.ACT and "tanh" in step.node.op and multiplier != 1.0:  # c·tanh(x / c); a bare one is none
             softcap, multiplier = multiplier, 1.0
@@ -135,6 +137,12 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
             multiplier = _times(flow, step, multiplier)
         value = step.inputs[0]
     return None
+
+
+def _input_factor(flow: Flow, product: Step) -> float:
+    """The constant factor on what the head reads, back to the first step that is none."""
+    known = [link.factor for link in light_chain(flow, product.inputs[0]) if link.factor is not None]
+    return known[-1]
 
 
 def _names(model: nn.Module, name: str, module: str) -> tuple[str, str | None]:

@@ -1,0 +1,42 @@
+"""The constant factor on the logits, and the soft cap, wherever they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.anatomy.reading import anatomy_of
+
+WIDTH = 8
+
+
+class Reads(nn.Module):
+    def __init__(self, way: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.head, self.way = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5, bias=False), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self.head, self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("way", "multiplier", "softcap"),
+    [
+        (lambda head, x: head(x) / 4, 0.25, None),
+        (lambda head, x: head(x / 4), 0.25, None),
+        (lambda head, x: head(x * 2) / 4, 0.5, None),
+        (lambda head, x: 30 * (head(x) / 30).tanh(), 1.0, 30.0),
+        (lambda head, x: 30 * (head(x * 0.5) / 30).tanh(), 0.5, 30.0),
+    ],
+    ids=["behind", "before", "around", "capped", "scaled and capped"],
+)
+def test_factor_on_the_logits(
+    way: Callable[[nn.Module, Tensor], Tensor], multiplier: float, softcap: float | None
+) -> None:
+    head = anatomy_of(Reads(way), torch.randn(2, 3, WIDTH)).head
+    assert head is not None
+    assert head.logit_multiplier == pytest.approx(multiplier)
+    assert head.softcap == softcap
