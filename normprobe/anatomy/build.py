@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.jit import ScriptModule
 
 from normprobe.anatomy.attention.ops import AttentionOp, find_attention
 from normprobe.anatomy.attention.sites import read_attention
-from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow, Group
 from normprobe.anatomy.flow.steps import build as build_flow
+from normprobe.anatomy.flow.tokens import with_tokens
 from normprobe.anatomy.norm_sites.candidates import Candidates
 from normprobe.anatomy.norm_sites.inline import find_inline_norms
 from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_norms, find_unused_norms
@@ -26,7 +26,7 @@ from normprobe.anatomy.streams.kinds import branch_kind
 from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.capture.trace import Trace
-from normprobe.records import Anatomy, AttentionSite, NormSite, Skipped, Stream
+from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped, Stream
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Reading:
 
 def read(model: nn.Module, trace: Trace) -> Reading:
     """Derive the Anatomy from a recorded forward of `model`; copies of its norms are run, the model itself is not."""
-    levels = Levels(trace)
+    levels = with_tokens(trace)
     statics = Statics(model, trace)
     candidates = Candidates(trace, levels)
     found = find_module_norms(model, trace, candidates)
@@ -103,7 +103,34 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
         streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign)))
-    return streams
+    return [_with_own_final(flow, stream, streams) for stream in streams]
+
+
+def _with_own_final(flow: Flow, stream: ReadStream, streams: Sequence[ReadStream]) -> ReadStream:
+    """The stream without a final norm that is a norm of another stream's branch; where another stream goes on from it
+    (the next stage, the language model behind a tower) it is not said to need one."""
+    record = stream.record
+    others = [other for other in streams if other is not stream]
+    if record.final_norm is not None:
+        into = [o for o in others for b in o.record.branches if record.final_norm in _norms_of(b)]
+    elif record.needs_final_norm:
+        into = [o for o in others if _follows(flow, o, stream)]
+    else:
+        into = []
+    if not into:
+        return stream
+    reason = f"the stream {into[0].record.name} goes on from it"
+    lost = {"final_norm": None, "needs_final_norm": None, "final_norm_reason": reason}
+    return replace(stream, record=record.model_copy(update=lost))
+
+
+def _norms_of(branch: Branch) -> tuple[str | None, ...]:
+    return branch.pre_norm, branch.output_norm, branch.post_norm
+
+
+def _follows(flow: Flow, later: ReadStream, earlier: ReadStream) -> bool:
+    """Whether a stream begins with what another one ended in."""
+    return earlier.readings[-1].write.step.id in steps_behind(flow, later.readings[0].write.source)
 
 
 def _crossing(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) -> frozenset[int]:

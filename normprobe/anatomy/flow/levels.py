@@ -18,20 +18,29 @@ class Level(IntEnum):
 
 
 class Levels:
-    """Levels of all values of a trace, and the parameters and buffers that the static ones come from."""
+    """Levels of all values of a trace, and the parameters and buffers that the static ones come from.
 
-    def __init__(self, trace: Trace) -> None:
+    `tokens` are static values that count as signals.
+    """
+
+    def __init__(self, trace: Trace, tokens: frozenset[int] = frozenset()) -> None:
         self.trace = trace
         self.of: list[Level] = [Level.STATIC] * len(trace.values)
         self._parameters: list[frozenset[str]] = [frozenset()] * len(trace.values)
         self._buffers: list[frozenset[str]] = [frozenset()] * len(trace.values)
         self._raw = [False] * len(trace.values)
+        self._learned = [False] * len(trace.values)
         for node in trace.nodes:
             level, parameters, buffers = self._node(node.op, node.name, node.inputs, node.outputs)
-            raw = level is Level.SIGNAL and all(self.of[v] is not Level.SIGNAL or self._raw[v] for v in node.inputs)
+            begins = not tokens.isdisjoint(node.outputs)
+            if begins:
+                level, parameters, buffers = Level.SIGNAL, frozenset(), frozenset()
+            signals = [v for v in node.inputs if self.of[v] is Level.SIGNAL]
             weighted = any(self._parameters[v] for v in node.inputs)
+            raw = level is Level.SIGNAL and not begins and not weighted and all(self._raw[v] for v in signals)
             for value in node.outputs:
-                self._raw[value] = raw and not weighted
+                self._raw[value] = raw
+                self._learned[value] = begins or (bool(signals) and all(self._learned[v] for v in signals))
                 self.of[value] = level
                 self._parameters[value] = parameters
                 self._buffers[value] = buffers
@@ -43,6 +52,10 @@ class Levels:
     def raw(self, value: int) -> bool:
         """Whether a signal comes from floating inputs alone, with no parameter on the way (a mask of floats, say)."""
         return self._raw[value]
+
+    def learned(self, value: int) -> bool:
+        """Whether a signal comes from learned tokens alone, so that it does not depend on the input."""
+        return self._learned[value]
 
     def parameters(self, value: int) -> frozenset[str]:
         """Parameters that a static or structural value was computed from; empty for a signal."""

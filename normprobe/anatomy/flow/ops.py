@@ -30,6 +30,7 @@ class Role(Enum):
     HEAVY = "heavy"  # anything else
 
 
+SAMPLERS = frozenset({"aten.grid_sampler_2d", "aten.grid_sampler_3d"})
 LIGHT = frozenset({Role.MOVE, Role.SCALE, Role.SHIFT})
 WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 
@@ -157,6 +158,11 @@ def foreign(op: str) -> bool:
     return "." in op and op.partition(".")[0] not in NAMESPACES and not op.startswith("torch.")
 
 
+def slides(node: Node) -> bool:
+    """Whether an operation is a mean over a window that slides on by one: a convolution with fixed weights."""
+    return "aten.avg_pool" in node.op and len(node.args) > 2 and bool(node.args[2]) and set(node.args[2]) == {1}
+
+
 def classify(node: Node, signals: frozenset[int]) -> Role:
     """The role of `node`, a recorded operation that reads the values `signals` that carry signal (at least one)."""
     name = base(node.op)
@@ -169,7 +175,7 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
     if any(word in name for word in _ATTENTIONS):
         return Role.ATTENTION
     if name in _POOLS:
-        return Role.POOL
+        return Role.HEAVY if slides(node) else Role.POOL
     if name in _REDUCES:
         return Role.REDUCE
     if name in _FUSED_NORMS:

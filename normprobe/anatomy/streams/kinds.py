@@ -1,7 +1,8 @@
 """What a branch computes, told by how it mixes tokens.
 
-An MLP acts on every token alone. Attention weighs tokens by a softmax; a scan carries a state along them (seen as a
-cumulative sum, or as a loop that reads the positions one by one); a convolution mixes neighbours.
+An MLP acts on every token alone. Attention weighs tokens, or samples of a map of them, by a softmax; a scan carries a
+state along them (seen as a cumulative sum, or as a loop that reads the positions one by one); a convolution mixes
+neighbours, as a pooling does whose window slides on by one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, backward, pools
 from normprobe.anatomy.streams.adds import Part
@@ -38,6 +39,8 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
         return "attention" if own else "cross_attention"
     steps = [flow.steps[i] for i in sorted(part.region)]
     names = {base(s.node.op) for s in steps}
+    if names & SAMPLERS and any(s.role is Role.SOFTMAX for s in steps):
+        return "attention" if _samples(flow, part, steps) else "cross_attention"
     if names & _ROUTING or names >= _FIRST_CHOICE:
         return "moe"
     if any(word in name for name in names for word in _RECURRENT):
@@ -72,8 +75,16 @@ def _changes(step: Step | None, _: int) -> bool:
     return step is None or not (step.role in LIGHT or pools(step))
 
 
+def _samples(flow: Flow, part: Part, steps: list[Step]) -> bool:
+    """Whether the map that a branch samples was computed from its own read of the stream."""
+    maps = [argument_value(s.node.args[0]) for s in steps if base(s.node.op) in SAMPLERS]
+    return any(flow.producer.get(value, -1) in part.region for value in maps if value is not None)
+
+
 def _mixes_neighbours(flow: Flow, step: Step) -> bool:
-    """Whether a step is a convolution whose kernel is wider than one position."""
+    """Whether a step is a convolution whose kernel is wider than one position, or a sliding mean."""
+    if slides(step.node):
+        return True
     if "convolution" not in step.node.op:
         return False
     weight = argument_value(step.node.args[1])

@@ -1,0 +1,92 @@
+"""Blocks that end in a norm of their own, streams that lead into other streams, mixers and MLPs over maps."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.anatomy.reading import anatomy_of, only_stream
+
+WIDTH = 8
+
+
+def mlp(width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+
+class Macaron(nn.Module):
+    """Two pre-norm branches, then a norm on the sum, and with `twice` another one behind it."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.end = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.first, self.second = mlp(), mlp()
+        self.last = nn.LayerNorm(WIDTH) if twice else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0.5 * self.first(self.norm1(x))
+        return self.last(self.end(x + 0.5 * self.second(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+def test_the_last_block_ends_in_its_own_norm_as_the_others_do() -> None:
+    for twice in (False, True):
+        stream = only_stream(anatomy_of(nn.Sequential(*(Macaron(twice) for _ in range(3))), torch.randn(2, 5, WIDTH)))
+        assert [b.placement for b in stream.branches] == ["pre", "post"] * 3
+        assert [b.post_norm for b in stream.branches[1::2]] == ["0.end", "1.end", "2.end"]
+        assert stream.final_norm == ("2.last" if twice else None)
+
+
+class Post(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.branch, self.norm = mlp(width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.branch(x))  # type: ignore[no-any-return]
+
+
+class Pre(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(width), mlp(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(self.norm(x))  # type: ignore[no-any-return]
+
+
+def test_a_stream_that_leads_into_another_takes_no_norm_from_it() -> None:
+    stages = nn.Sequential(Pre(), Pre(), nn.Linear(WIDTH, 12), Post(12), Post(12))
+    anatomy = anatomy_of(stages, torch.randn(2, 5, WIDTH))
+    first, _ = anatomy.streams
+    assert (first.final_norm, first.needs_final_norm) == (None, None)
+    assert first.final_norm_reason == "the stream . goes on from it"
+    assert {n.path: n.role for n in anatomy.norms}["3.norm"] == "post"
+
+
+def test_a_stage_whose_end_is_projected_raw_needs_no_norm_of_its_own() -> None:
+    stages = nn.Sequential(Pre(), Pre(), nn.Linear(WIDTH, 12), Pre(12), Pre(12))
+    first, second = anatomy_of(stages, torch.randn(2, 5, WIDTH)).streams
+    assert (first.final_norm, first.needs_final_norm) == (None, None)
+    assert (second.final_norm, second.needs_final_norm) == (None, True)
+
+
+class Pooling(nn.Module):
+    """A mixer without weights (the mean of the neighbours), and an MLP of convolutions over one position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(1, WIDTH), nn.GroupNorm(1, WIDTH)
+        self.mlp = nn.Sequential(nn.Conv2d(WIDTH, 16, 1), nn.GELU(), nn.Conv2d(16, WIDTH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm1(x)
+        x = x + (F.avg_pool2d(h, 3, 1, 1, count_include_pad=False) - h)
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+def test_a_sliding_mean_is_a_mixer_and_convolutions_over_one_position_are_an_mlp() -> None:
+    stream = only_stream(anatomy_of(nn.Sequential(Pooling(), Pooling()), torch.randn(2, WIDTH, 6, 6)))
+    assert [(b.kind, b.placement, b.pre_norm) for b in stream.branches] == [
+        (kind, "pre", f"{i}.{norm}") for i in range(2) for kind, norm in (("conv", "norm1"), ("mlp", "norm2"))
+    ]
