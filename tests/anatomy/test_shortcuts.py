@@ -96,3 +96,66 @@ def test_a_skip_around_a_stage_belongs_to_no_stream() -> None:
     fine, coarse = anatomy_of(Pyramid(), torch.randn(2, 8, WIDTH)).streams
     assert [b.block for b in fine.branches] == ["fine.0", "fine.1"]
     assert [b.block for b in coarse.branches] == ["coarse.1", "coarse.2"]
+
+
+class Codes(nn.Module):
+    """Residual quantisation: what is left after the nearest entry of each code book."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books, self.blocks = nn.ModuleList(nn.Embedding(6, WIDTH) for _ in range(3)), nn.Sequential(*_mlps(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rest = x = self.blocks(x)
+        for book in self.books:
+            nearest = torch.cdist(rest, book.weight[None]).argmin(-1)
+            rest = rest - book(nearest)
+        return x - rest
+
+
+def _mlps(count: int) -> list[nn.Module]:
+    return [Mlp(WIDTH, WIDTH) for _ in range(count)]
+
+
+def test_an_entry_of_a_code_book_is_no_branch() -> None:
+    stream = only_stream(anatomy_of(Codes(), torch.randn(2, 5, WIDTH)))
+    assert [b.block for b in stream.branches] == ["blocks.0", "blocks.1"]
+
+
+class Injected(nn.Module):
+    """Between the blocks, features are added to some of the tokens in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.feature = nn.ModuleList(_mlps(3)), nn.Linear(3, WIDTH)
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        chosen = torch.tensor([1, 3])
+        for block in self.blocks:
+            x = block(x)
+            x[:, chosen] = x[:, chosen] + self.feature(image)
+        return x
+
+
+def test_a_stream_goes_on_where_a_part_of_it_is_written_anew() -> None:
+    stream = only_stream(anatomy_of(Injected(), (torch.randn(2, 5, WIDTH), torch.randn(2, 2, 3))))
+    assert [b.block for b in stream.branches] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+class BatchNormed(nn.Module):
+    """Attention whose projection is followed by a batch norm, as convolutions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.BatchNorm1d(3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(self.qkv(x).flatten(0, 1)).unflatten(0, x.shape[:2])
+        q, k, v = normed.unflatten(-1, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_a_batch_norm_behind_a_projection_is_no_qk_norm() -> None:
+    anatomy = anatomy_of(BatchNormed().eval(), torch.randn(2, 5, WIDTH))
+    assert [site.qk_norm for site in anatomy.attention] == [None]
+    assert [n.role for n in anatomy.norms] == ["inner"]

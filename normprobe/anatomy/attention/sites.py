@@ -49,7 +49,8 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         columns=columns,
         site=op.site,
     )
-    return ReadSite(record, query.norms, key.norms)
+    query_norms, key_norms = (side.norms if _site(side, norms) is not None else () for side in (query, key))
+    return ReadSite(record, query_norms, key_norms)
 
 
 def _columns(
@@ -112,5 +113,7 @@ def _qk_norm(query: Side, key: Side, norms: list[NormSite], heads: int, head_dim
 
 
 def _site(side: Side, norms: list[NormSite]) -> NormSite | None:
+    """The norm of a side; a batch norm is none, it belongs to the projection and holds no query or key down."""
     group = side.norms[0].group if side.norms else None
-    return None if group is None else norms[group.norm]
+    site = None if group is None else norms[group.norm]
+    return None if site is None or site.kind == "batchnorm" else site

@@ -77,6 +77,13 @@ class Flow:
             return self.extra_shapes[value]
         return self.trace.values[value].shape
 
+    def floating(self, value: int) -> bool:
+        """Whether `value` holds floating-point or complex numbers."""
+        if value in self.extra_shapes:
+            return True
+        dtype = self.trace.values[value].dtype
+        return dtype.is_floating_point or dtype.is_complex
+
     def path(self, step: Step) -> str:
         """Path of the module in whose forward the step ran."""
         return self.trace.calls[step.call].path

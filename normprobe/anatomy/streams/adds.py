@@ -10,9 +10,13 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor, pools
+from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, operand_factor, pools
+
+_INTO = frozenset(
+    {f"aten.{n}" for n in ("index_put", "index_put_", "slice_scatter", "select_scatter", "masked_scatter")}
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], project
         return None
     link, over, visited = hit
     part = Part(end, _between(flow, link.value, visited))
-    if not _heavy(flow, part.region):
+    if not _carried(flow, link.value, part):
         return None
     if projected and (_projections(flow, side) & part.region or not _bends(flow, part.region)):
         return None
@@ -171,6 +175,18 @@ def _between(flow: Flow, source: int, visited: list[int]) -> frozenset[int]:
     return frozenset(region)
 
 
+def _carried(flow: Flow, source: int, part: Part) -> bool:
+    """Whether the branch carries its source on through heavy steps as a signal, not merely as the numbers of rows that
+    it chooses (of a code book)."""
+    heavy = {source: False}  # the values that carry it on, and whether heavy steps were passed
+    for step in (flow.steps[i] for i in sorted(part.region)):
+        carrying = [heavy[v] for v in step.inputs if v in heavy]
+        if carrying:
+            passed = step.role in WEIGHTY or any(carrying)
+            heavy.update((v, passed) for v in step.outputs if flow.floating(v))
+    return heavy.get(part.end, False)
+
+
 def _bends(flow: Flow, region: frozenset[int]) -> bool:
     """Whether a region is not linear in the signal."""
     bending = {Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION}
@@ -220,6 +236,11 @@ def previous_write(flow: Flow, write: Write, writes: dict[int, Write]) -> Write 
             return None
         if step.id in writes:
             return writes[step.id]
-        if step.role not in passes or (step.role is not Role.NORM and len(step.inputs) != 1):
+        if step.role not in passes or (step.role is not Role.NORM and len(step.inputs) != 1 and not _into(step)):
             return None
         value = step.inputs[0]
+
+
+def _into(step: Step) -> bool:
+    """Whether a step writes other values into a part of its first input."""
+    return base(step.node.op) in _INTO and argument_value(step.node.args[0]) == step.inputs[0]
