@@ -159,3 +159,20 @@ def test_a_batch_norm_behind_a_projection_is_no_qk_norm() -> None:
     anatomy = anatomy_of(BatchNormed().eval(), torch.randn(2, 5, WIDTH))
     assert [site.qk_norm for site in anatomy.attention] == [None]
     assert [n.role for n in anatomy.norms] == ["inner"]
+
+
+class Divided(nn.Module):
+    """One branch over all tokens but the first, one over all of them, as attention divided by space and time has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.branch, self.whole = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Mlp(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rest = x[:, 1:] + self.branch(self.norm(x[:, 1:]))
+        return self.whole(torch.cat((x[:, :1], rest), 1))  # type: ignore[no-any-return]
+
+
+def test_a_stream_goes_on_where_tokens_are_put_beside_it() -> None:
+    stream = only_stream(anatomy_of(nn.Sequential(Divided(), Divided()), torch.randn(2, 6, WIDTH)))
+    assert [b.pre_norm for b in stream.branches] == ["0.norm", "0.whole.norm", "1.norm", "1.whole.norm"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, operand_factor, pools
 
+_MOST = 0.75  # share of a concatenation that makes one part the trunk
 _INTO = frozenset(
     {f"aten.{n}" for n in ("index_put", "index_put_", "slice_scatter", "select_scatter", "masked_scatter")}
 )
@@ -92,7 +94,8 @@ def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], project
 
 
 def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[tuple[Link, tuple[int, ...]]]:
-    """The light chain of a trunk operand, going on through earlier residual adds along their trunks."""
+    """The light chain of a trunk operand, going on through earlier residual adds along their trunks, and where tokens
+    were put beside it."""
     over: tuple[int, ...] = ()
     outer: float | None = 1.0
     while True:
@@ -101,11 +104,14 @@ def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[t
             factor = None if outer is None or link.factor is None else outer * link.factor
             yield Link(link.value, factor), over
         maker = flow.made_by(link.value)
-        if maker is None or maker.id not in writes:
-            return
-        write = writes[maker.id]
         outer = None if outer is None or link.factor is None else outer * link.factor
-        over, value = (*over, maker.id), maker.inputs[write.trunk]
+        if maker is not None and maker.id in writes:
+            over, value = (*over, maker.id), maker.inputs[writes[maker.id].trunk]
+            continue
+        kept = _kept(flow, maker) if maker is not None and maker.role is Role.MOVE else None
+        if kept is None:
+            return
+        value = kept
 
 
 def _projected_chain(flow: Flow, value: int) -> Iterator[tuple[Link, tuple[int, ...]]]:
@@ -236,11 +242,21 @@ def previous_write(flow: Flow, write: Write, writes: dict[int, Write]) -> Write 
             return None
         if step.id in writes:
             return writes[step.id]
-        if step.role not in passes or (step.role is not Role.NORM and len(step.inputs) != 1 and not _into(step)):
+        kept = step.inputs[0] if step.role is Role.NORM else _kept(flow, step)
+        if step.role not in passes or kept is None:
             return None
-        value = step.inputs[0]
+        value = kept
 
 
-def _into(step: Step) -> bool:
-    """Whether a step writes other values into a part of its first input."""
-    return base(step.node.op) in _INTO and argument_value(step.node.args[0]) == step.inputs[0]
+def _kept(flow: Flow, step: Step) -> int | None:
+    """The input that a step with one signal keeps; of several the one that others are written into a part of, or put
+    beside as a few more tokens."""
+    if len(step.inputs) == 1:
+        return step.inputs[0]
+    name = base(step.node.op)
+    if name in _INTO and argument_value(step.node.args[0]) == step.inputs[0]:
+        return step.inputs[0]
+    largest = max(step.inputs, key=lambda v: prod(flow.shape(v)), default=-1)
+    if name == "aten.cat" and prod(flow.shape(largest)) >= _MOST * prod(flow.shape(step.outputs[0])):
+        return largest
+    return None
