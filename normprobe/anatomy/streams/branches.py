@@ -38,7 +38,7 @@ def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionO
         [branch_norms(flow, write, part, following) for part, _ in parts]
         for write, parts, following in zip(chain, cut, [*chain[1:], None], strict=True)
     ]
-    posts = _posts(norms, [tuple(kind for _, kind in parts) for parts in cut])
+    posts = _posts(flow, chain, norms)
     parallel = _parallel(chain, cut)
     readings = []
     for i, write in enumerate(chain):
@@ -57,25 +57,23 @@ def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple
     return [(write.whole, branch_kind(flow, write.whole, attention, write.source))]
 
 
-def _posts(norms: list[list[Norms]], kinds: list[tuple[BranchKind, ...]]) -> list[bool]:
+def _posts(flow: Flow, chain: Sequence[Write], norms: list[list[Norms]]) -> list[bool]:
     """Which sums are normed as part of the stream. The norm behind the last sum could be the final norm: it belongs
-    to the stream if the sum at its place in every block before is normed, or most sums are, or, of a single write, if
-    its branch has no norm of its own."""
+    to the stream if most other sums are normed, or if it ends a block as others do; of a single write, if its branch
+    has no norm of its own."""
     on_sum = [all(n.on_sum for n in group) for group in norms]
     if len(on_sum) > 1:
-        period = _period(kinds)
-        alike = period is not None and all(on_sum[period - 1 : -1 : period])
-        on_sum[-1] = on_sum[-1] and (alike or 2 * sum(on_sum[:-1]) > len(on_sum) - 1)
+        own = [_own(flow, write, group) for write, group in zip(chain, norms, strict=True)]
+        on_sum[-1] = on_sum[-1] and (2 * sum(on_sum[:-1]) > len(on_sum) - 1 or (own[-1] and any(own[:-1])))
     elif on_sum:
         on_sum[0] = on_sum[0] and not any(n.before or n.behind for n in norms[0])
     return on_sum
 
 
-def _period(kinds: Sequence[tuple[BranchKind, ...]]) -> int | None:
-    """After how many writes the sequence of kinds repeats itself, whole times; None if it does not."""
-    count = len(kinds)
-    regular = (p for p in range(1, count // 2 + 1) if count % p == 0)
-    return next((p for p in regular if all(a == b for a, b in zip(kinds, kinds[p:], strict=False))), None)
+def _own(flow: Flow, write: Write, norms: list[Norms]) -> bool:
+    """Whether everything reads the sum through norms in the module that adds."""
+    inside = flow.path(write.step) + "."
+    return all(n.on_sum and all(flow.path(s).startswith(inside) for s in n.on_sum) for n in norms)
 
 
 def _parallel(chain: Sequence[Write], cut: list[list[tuple[Part, BranchKind]]]) -> list[bool]:

@@ -51,7 +51,7 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
         return "ssm" if convolves else "linear_attention" if products else "recurrent"
     if convolves:
         return "conv"
-    if products:
+    if products or _sums_up(steps):
         return "linear_attention"
     if _reads_elsewhere(flow, part, source) or not any(s.role is Role.MATMUL and s.parameters for s in steps):
         return "other"
@@ -73,6 +73,12 @@ def _own_key(flow: Flow, op: AttentionOp, part: Part, source: int) -> bool:
 def _changes(step: Step | None, _: int) -> bool:
     """Whether a step does more than to move, scale or pool a signal."""
     return step is None or not (step.role in LIGHT or pools(step))
+
+
+def _sums_up(steps: list[Step]) -> bool:
+    """Whether projections over one position are all that has weights, and a softmax weighs what they give."""
+    weighted = [s for s in steps if s.role is Role.MATMUL and s.parameters]
+    return all("convolution" in s.node.op for s in weighted) and any(s.role is Role.SOFTMAX for s in steps)
 
 
 def _samples(flow: Flow, part: Part, steps: list[Step]) -> bool:
