@@ -17,6 +17,7 @@ from normprobe.capture.collector import fewer_collections
 from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
+from normprobe.capture.shadows import on_meta
 from normprobe.capture.unwrap import unwrapped
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
@@ -27,6 +28,7 @@ from normprobe.report.report import Report
 from normprobe.version import versions
 
 Progress = Callable[[str, int, int], None]
+_NO_VALUES = "; on the meta device it may also miss values that neither inputs nor constants decide"
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -208,11 +210,12 @@ def _shapes(inputs: Any) -> str:
 
 
 def _on_device(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs on the model's device; where its parameters lie on several, accelerate's hooks move them."""
+    """The inputs on the model's device; where its parameters lie on several, accelerate's hooks move them, and for
+    one on meta the recorder, which remembers their values."""
     devices = {p.device for p in model.parameters()} or {b.device for b in model.buffers()}
-    if len(devices) != 1:
+    device = devices.pop() if len(devices) == 1 else None
+    if device is None or device.type == "meta":
         return inputs
-    device = devices.pop()
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(device), inputs)
     return moved
 
@@ -238,7 +241,7 @@ def _rejections(model: nn.Module) -> Iterator[None]:
         raise InputError(
             f"the forward of {type(model).__name__} raised",
             found=f"{type(error).__name__}: {error}",
-            hint="check that the inputs fit the model",
+            hint="check that the inputs fit the model" + (_NO_VALUES if on_meta(model) else ""),
         ) from error
 
 

@@ -40,6 +40,19 @@ def shuffled(model: nn.Module, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+def to_meta(model: nn.Module) -> nn.Module:
+    """The model without values; what modules share they share still, which `model.to("meta")` would part."""
+    bare: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and tensor not in bare:
+                    twin = tensor.detach().to("meta")
+                    bare[tensor] = nn.Parameter(twin, False) if isinstance(tensor, nn.Parameter) else twin
+                own[name] = None if tensor is None else bare[tensor]  # type: ignore[assignment]
+    return model
+
+
 def ids(batch: int = 2) -> Tensor:
     return torch.randint(3, VOCABULARY, (batch, TOKENS), generator=torch.Generator().manual_seed(1))
 

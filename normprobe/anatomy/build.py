@@ -86,8 +86,8 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
     """One step for each attention function that was recorded as a whole."""
     groups = []
     for call in trace.calls:
-        nodes = candidates.nodes(call) if call.composite else frozenset()
-        if nodes and call.inputs:
+        nodes = candidates.nodes(call) if "query" in call.arguments else frozenset()
+        if nodes:
             groups.append(Group(Role.ATTENTION, nodes, call.inputs[0], call.id))
     return groups
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from normprobe.capture.leaves import replaced
+
+Known = Callable[[Tensor], Tensor | None]
 
 SMALL = 4096  # elements; integer and boolean tensors up to this size are kept by value
 
@@ -24,11 +27,13 @@ class TensorSpec:
     value: Tensor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorSpec:
-        """The spec of `tensor`, on any device, meta included."""
-        keep = not tensor.is_floating_point() and not tensor.is_complex()
-        keep = keep and tensor.numel() <= SMALL and tensor.device.type != "meta"
-        value = tensor.detach().clone() if keep else None
+    def of(cls, tensor: Tensor, known: Known | None = None) -> TensorSpec:
+        """The spec of `tensor`, on any device, meta included; `known` tells the values that it has, or would have."""
+        held = tensor if known is None else known(tensor)
+        keep = held is not None and not held.is_meta
+        keep = keep and not tensor.is_floating_point() and not tensor.is_complex()
+        keep = keep and tensor.numel() <= SMALL
+        value = held.detach().clone() if held is not None and keep else None
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device, value)
 
 
@@ -42,9 +47,9 @@ class CallSpec:
     result: int = 0
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSpec:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known | None = None) -> CallSpec:
         """The spec of a call with these arguments."""
-        spec_args, spec_kwargs = replaced((args, kwargs), TensorSpec.of)
+        spec_args, spec_kwargs = replaced((args, kwargs), lambda t: TensorSpec.of(t, known))
         return cls(spec_args, spec_kwargs)
 
     def tensors(self) -> list[TensorSpec]:

@@ -17,6 +17,8 @@ _OPERANDS = ("query", "key", "value")
 COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
     F.scaled_dot_product_attention: (*_OPERANDS, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
     _FLEX: (*_OPERANDS, "score_mod", "block_mask", "scale", "options", "score_buffers", "mask_buffers"),
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), ()),
+    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), ()),
 }
 _LARGEST = 1 << 18  # places of a mask that are computed
 _PROBES = (0.0, 0.01, 0.02, 1e4, 1e6, -1e6)  # logits whose way through a score function is looked at

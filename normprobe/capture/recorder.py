@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from normprobe.capture.guard import compiles, untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.leaves import replaced, tensors
 from normprobe.capture.outputs import named_tensors
+from normprobe.capture.shadows import READERS, Shadows, on_meta
 from normprobe.capture.storage import ValueTable
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.wrappers import wrapped_forwards
@@ -26,7 +28,6 @@ from normprobe.capture.writes import Keeper, written
 from normprobe.errors import InputError
 
 HELD = 1 << 18  # elements; copies of larger inputs and constants are not kept
-ASSUMED = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default})
 
 
 def record(model: nn.Module, inputs: Inputs) -> Trace:
@@ -56,7 +57,7 @@ def _record(model: nn.Module, inputs: Inputs) -> Trace:
         recorder = _Recorder(model, keeper)
         with wrapped_forwards(model, recorder.around):
             with recorder.functions, recorder.dispatch:
-                output = invoke(model, inputs)
+                output = invoke(model, inputs, recorder.place)
             recorder.finish(output)
     return recorder.trace
 
@@ -80,6 +81,7 @@ class _Recorder:
         self.trace = Trace()
         self.keeper = keeper
         self.table = ValueTable()
+        self.shadows = Shadows(self.assume) if on_meta(model) else None
         self.stack: list[int] = []
         self.runs: defaultdict[str, int] = defaultdict(int)
         self.ordinals: defaultdict[tuple[int, str], int] = defaultdict(int)
@@ -95,7 +97,7 @@ class _Recorder:
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         call = self.open(path, type(module).__name__, args, kwargs)
         with _disable_current_modes():
-            call.spec = CallSpec.of(args, kwargs)
+            call.spec = CallSpec.of(args, kwargs, self.shadows.known if self.shadows else None)
         try:
             output = forward(*args, **kwargs)
         finally:
@@ -132,6 +134,8 @@ class _Recorder:
         call.arguments = replaced(bound, lambda t: Ref(self.read(t)))
         try:
             with _disable_current_modes():
+                if self.shadows is not None:
+                    args, kwargs = self.shadows.together(args, kwargs)
                 output = function(*args, **kwargs)
             self._emit(f"torch.{call.composite}", call.inputs, tensors(output))
         finally:
@@ -144,16 +148,19 @@ class _Recorder:
         if not self.trace.outputs:
             self.trace.notes.append("the forward returned no tensor")
 
-    def assume(self, function: Any, args: Any) -> Any:
-        """Answer a read of a value that the meta device does not hold, and note what was assumed."""
-        dtype = args[0].dtype
-        answer: bool | float = dtype is torch.bool or function is torch.ops.aten.equal.default
-        if not answer:
-            answer = 1.0 if dtype.is_floating_point else 1
-        note = f"the meta device holds no values: {self._path()} read one, {answer} was assumed"
+    def assume(self, function: Any, answer: Any) -> None:
+        """Note that a result on the meta device was computed from assumed values."""
+        is_operator = isinstance(function, torch._ops.OpOverload)
+        done = f"ran {function if is_operator else function.__name__} on some, ones were assumed"
+        if isinstance(answer, (bool, int, float)):
+            done = f"read one, {answer} was assumed"
+        note = f"the meta device holds no values: {self._path()} {done}"
         if note not in self.trace.notes:
             self.trace.notes.append(note)
-        return answer
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """An argument of the model where the model is: for one on the meta device, its values are remembered."""
+        return tensor if self.shadows is None else self.shadows.to_meta(tensor)
 
     # ---- values
 
@@ -227,10 +234,11 @@ class _Recorder:
                 self._hold(self._emit("input", (), [leaf], name=_dotted(path[1:])), leaf)
 
     def _hold(self, value: int, tensor: Tensor) -> int:
-        """Keep a copy of a small tensor that comes from outside the model."""
-        if type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= HELD:
+        """Keep a copy of a small tensor that comes from outside the model, where its values are known."""
+        known = tensor if self.shadows is None else self.shadows.known(tensor)
+        if type(known) is Tensor and not known.is_meta and known.numel() <= HELD:
             with _disable_current_modes():
-                self.trace.held[value] = tensor.detach().clone()
+                self.trace.held[value] = known.detach().clone()
         return value
 
     def _ordinal(self, call: int, op: str) -> int:
@@ -252,9 +260,9 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in COMPOSITES:
             return self.recorder.composite(func, args, kwargs)
-        if func in ASSUMED and any(t.is_meta for t in tensors(args)):
-            return self.recorder.assume(func, args)
-        return self.recorder.operation(func, args, kwargs, lambda: func(*args, **kwargs))
+        shadows = self.recorder.shadows
+        run = partial(func, *args, **kwargs) if shadows is None else partial(shadows.run, func, args, kwargs)
+        return self.recorder.operation(func, args, kwargs, run)
 
 
 class _Functions(TorchFunctionMode):
@@ -267,6 +275,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in COMPOSITES:
             return self.recorder.composite(func, args, kwargs or {})
+        if self.recorder.shadows is not None and func in READERS and args[0].is_meta:
+            return self.recorder.shadows.read(func, args, kwargs or {})
         inside = opened(func)
         if inside is None:
             return func(*args, **(kwargs or {}))

@@ -1,0 +1,62 @@
+"""The same Anatomy without values, in bfloat16, under autocast and with gradients, where many models are at hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from normprobe.errors import InputError
+from tests import truth
+from tests.anatomy.test_conditions import cast, differences, facts, read
+from tests.models import to_meta
+
+pytestmark = [truth.here, pytest.mark.filterwarnings("ignore")]
+NAMES = list(truth.entries())
+
+SCALES = r"\.streams\[0\]\.input_multiplier"
+VALUES = r".*\.branch_scale\.value"
+# What meta cannot say, by model: the places that differ, and why.
+WITHOUT_VALUES = {
+    "openai_gpt": r".*\.(scale|causal)",  # its logits are multiplied by a mask that a buffer holds
+    "gpt_neo": r".*\.window",  # the same
+    **dict.fromkeys(("gemma", "gemma2", "gemma4_text", "gemma4_text/moe", "vaultgemma", "recurrent_gemma"), SCALES),
+    **dict.fromkeys(("custom_rezero", "custom_skipinit"), VALUES),  # parameters of one element
+    "switch_transformers": r".*\.branches\[5\].*",  # all experts run there, with values only those that tokens chose
+    "hf_segformer": r".*\.(parameters|readers|writers).*",  # the same ones in another order
+}
+UNREADABLE = {
+    ("hf_encodec", "meta"): "its kernel sizes are held in buffers",
+    ("xlstm", "bfloat16"): "its forward mixes dtypes",
+    ("deberta", "autocast"): "its masked value overflows",
+}
+MODES = ("bfloat16", "autocast", "gradients")
+
+
+def read_in(mode: str, name: str) -> Any:
+    model, inputs = truth.build(name)
+    if mode == "meta":
+        return facts(read(to_meta(model), inputs))
+    if mode == "bfloat16":
+        return facts(read(model.to(torch.bfloat16), pytree.tree_map(lambda x: cast(x, torch.bfloat16), inputs)))
+    if mode == "autocast":
+        return facts(read(model, inputs, autocast="bfloat16"))
+    with torch.enable_grad():
+        return facts(read(model.train(), inputs))
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(NAMES)), ids=NAMES)
+def test_the_anatomy_is_the_same(place: int, name: str) -> None:
+    expected = facts(read(*truth.build(name)))
+    for mode in ("meta", MODES[place % 3]):
+        if (name, mode) in UNREADABLE:
+            with pytest.raises(InputError, match="raised"):
+                read_in(mode, name)
+            continue
+        accepted = WITHOUT_VALUES.get(name, "") if mode == "meta" else ""
+        rel = 1e-6 if mode in ("meta", "gradients") else torch.finfo(torch.bfloat16).eps
+        found = differences(read_in(mode, name), expected, rel=rel)
+        assert {k: v for k, v in found.items() if not re.fullmatch(accepted, k)} == {}, mode
