@@ -90,3 +90,21 @@ def test_a_sliding_mean_is_a_mixer_and_convolutions_over_one_position_are_an_mlp
     assert [(b.kind, b.placement, b.pre_norm) for b in stream.branches] == [
         (kind, "pre", f"{i}.{norm}") for i in range(2) for kind, norm in (("conv", "norm1"), ("mlp", "norm2"))
     ]
+
+
+class Trend(nn.Module):
+    """Post-norm, after which the sliding mean is taken off: a filter of the trunk, no branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(WIDTH), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x + self.branch(x))
+        return x - F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2)
+
+
+def test_taking_a_sliding_mean_off_is_no_branch() -> None:
+    streams = anatomy_of(nn.Sequential(Trend(), Trend()), torch.randn(2, 6, WIDTH)).streams
+    branches = [b for stream in streams for b in stream.branches]
+    assert [(b.block, b.kind, b.placement) for b in branches] == [("0", "mlp", "post"), ("1", "mlp", "post")]

@@ -40,10 +40,12 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens that begin as zeros with learned places, or as learned ones; the places are returned first."""
+    """Tokens that begin as zeros with learned places, or as learned ones, also with places read off the memory; the
+    places are returned first."""
 
-    def __init__(self, zeros: bool) -> None:
+    def __init__(self, zeros: bool, read: bool = False) -> None:
         super().__init__()
+        self.where = nn.Linear(WIDTH, WIDTH) if read else None
         self.layers = nn.ModuleList(Layer() for _ in range(2))
         self.places, self.start = nn.Embedding(3, WIDTH), nn.Parameter(torch.randn(1, 3, WIDTH))
         self.zeros, self.box, self.head = zeros, nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 5)
@@ -51,6 +53,7 @@ class Decoder(nn.Module):
     def forward(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         places = self.places.weight.unsqueeze(0).repeat(memory.shape[0], 1, 1)
         x = torch.zeros_like(places) if self.zeros else self.start.expand_as(places)
+        places = places if self.where is None else self.where(memory[:, :3])
         for layer in self.layers:
             x = layer(x, places, memory)
         return self.box(places), self.head(x)
@@ -63,8 +66,8 @@ def layer_facts(branches: tuple[Branch, ...]) -> list[tuple[str, str, str, str |
 def test_learned_tokens_are_a_stream_from_their_first_layer_on() -> None:
     kinds = "attention", "cross_attention", "mlp"
     facts = [(f"layers.{i}", kind, "post", f"layers.{i}.norms.{j}") for i in range(2) for j, kind in enumerate(kinds)]
-    for zeros in (True, False):
-        anatomy = anatomy_of(Decoder(zeros), torch.randn(2, 6, WIDTH))
+    for zeros, read in ((True, False), (False, False), (False, True)):
+        anatomy = anatomy_of(Decoder(zeros, read), torch.randn(2, 6, WIDTH))
         assert layer_facts(only_stream(anatomy).branches) == facts
         assert only_stream(anatomy).final_norm_reason == "the last write is normed itself"
         assert [a.path for a in anatomy.attention] == [f"layers.{i}.{n}" for i in range(2) for n in ("own", "cross")]

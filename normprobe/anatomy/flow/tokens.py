@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.anatomy.flow.levels import Level, Levels
-from normprobe.anatomy.flow.ops import SAMPLERS, Role, base, classify
+from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, Role, base, classify
 from normprobe.anatomy.flow.walk import argument_value
 from normprobe.capture.trace import Node, Trace
+
+_SOFTMAXES = frozenset({"aten._softmax", "aten._safe_softmax"})
 
 
 def with_tokens(trace: Trace) -> Levels:
@@ -34,18 +36,28 @@ def _begins(trace: Trace, levels: Levels) -> frozenset[int]:
 
 
 def _meetings(trace: Trace, levels: Levels) -> Iterator[tuple[int, ...]]:
-    """Query and key of every attention in which only one of them may be a signal; map and places of every sampling."""
+    """Query, key and values of attention of which only some may be signals; map and places of every sampling."""
     for call in trace.calls:
-        operands = [argument_value(call.arguments.get(name)) for name in ("query", "key")] if call.composite else []
-        if len(operands) == 2 and all(v is not None for v in operands):
+        operands = [argument_value(call.arguments.get(n)) for n in ("query", "key", "value")] if call.composite else []
+        if operands and all(v is not None for v in operands):
             yield tuple(v for v in operands if v is not None)
     for node in trace.nodes:
-        if base(node.op) in SAMPLERS:
+        if base(node.op) in SAMPLERS or _weighs(trace, levels, node):
             yield _operands(node)
-        if base(node.op) in ("aten._softmax", "aten._safe_softmax") and levels.signal(node.inputs[0]):
+        if base(node.op) in _SOFTMAXES and levels.signal(node.inputs[0]):
             products = list(_products(trace, levels, node.inputs[0]))
             if not any(all(levels.signal(v) for v in operands) for operands in products):
                 yield from products
+
+
+def _weighs(trace: Trace, levels: Levels, node: Node) -> bool:
+    """Whether a product takes one factor from a softmax over signals, over views and masks."""
+    if _role(node) is not Role.MATMUL:
+        return False
+    maker = trace.producer(_operands(node)[0])
+    while maker.inputs and _role(maker) in LIGHT:
+        maker = trace.producer(maker.inputs[0])
+    return base(maker.op) in _SOFTMAXES and levels.signal(maker.outputs[0])
 
 
 def _products(trace: Trace, levels: Levels, value: int) -> Iterator[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, operand_factor, pools
 
@@ -84,7 +84,7 @@ def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], project
         return None
     link, over, visited = hit
     part = Part(end, _between(flow, link.value, visited))
-    if not _carried(flow, link.value, part):
+    if not _carried(flow, link.value, part) or _filters(flow, part.region):
         return None
     if projected and (_projections(flow, side) & part.region or not _bends(flow, part.region)):
         return None
@@ -191,6 +191,12 @@ def _carried(flow: Flow, source: int, part: Part) -> bool:
             passed = step.role in WEIGHTY or any(carrying)
             heavy.update((v, passed) for v in step.outputs if flow.floating(v))
     return heavy.get(part.end, False)
+
+
+def _filters(flow: Flow, region: frozenset[int]) -> bool:
+    """Whether a region is no more than a sliding mean of the trunk (which takes a series' trend off it)."""
+    steps = [flow.steps[i] for i in region]
+    return not any(s.role is Role.NORM or (s.role in WEIGHTY and not slides(s.node)) for s in steps)
 
 
 def _bends(flow: Flow, region: frozenset[int]) -> bool:

@@ -2,7 +2,7 @@
 
 An MLP acts on every token alone. Attention weighs tokens, or samples of a map of them, by a softmax; a scan carries a
 state along them (seen as a cumulative sum, or as a loop that reads the positions one by one); a convolution mixes
-neighbours, as a pooling does whose window slides on by one.
+neighbours, as a pooling does whose window slides on by one, or all tokens where it goes by way of frequencies.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
     names = {base(s.node.op) for s in steps}
     if names & SAMPLERS and any(s.role is Role.SOFTMAX for s in steps):
         return "attention" if _samples(flow, part, steps) else "cross_attention"
+    if any("_fft_" in name for name in names):
+        return "conv" if any(s.role is Role.MATMUL and s.parameters for s in steps) else "other"
     if names & _ROUTING or names >= _FIRST_CHOICE:
         return "moe"
     if any(word in name for name in names for word in _RECURRENT):
