@@ -1,12 +1,13 @@
 """The arguments a model may want, by its forward's signature and its configuration's fields.
 
-Dims of the shapes: rows, frames of a video, channels, height and width in pixels; rows, mel bins and
-spectrogram frames in any order; rows and samples of a waveform.
+Dims of the shapes: rows, frames of a video, channels, height and width in pixels; rows, patches and the numbers in a
+patch; rows, mel bins and spectrogram frames in any order; rows and samples of a waveform.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -33,10 +34,16 @@ Candidate = tuple[dict[str, Tensor], str]
 def candidates(face: Face, ids: Tensor | None, batch: int, seed: int) -> Iterator[Candidate]:
     """Sets of arguments, the one to prefer first, each with words for what is not ids.
 
-    A language model is given text alone first, then text with an image or with audio.
+    A language model is given text alone first, then text with an image or with audio; one over the codes of several
+    code books also takes a row or a column for each.
     """
     if ids is not None and "input_ids" in face.parameters:
         yield {"input_ids": ids}, ""
+        books = number(face.config, ("num_codebooks",))
+        if books is not None and books > 1:
+            words = f"the same for each of {books} code books"
+            yield {"input_ids": ids.repeat_interleave(books, 0)}, words
+            yield {"input_ids": ids[..., None].expand(*ids.shape, books)}, words
     names = [name for name in (*IMAGE_NAMES, *AUDIO_NAMES) if name in face.parameters]
     names.sort(key=lambda name: name != face.main)
     for with_ids in (False, True):
@@ -45,7 +52,8 @@ def candidates(face: Face, ids: Tensor | None, batch: int, seed: int) -> Iterato
         for name in names:
             for shape, words in shapes(face, name, batch):
                 noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-                yield ({"input_ids": ids} if with_ids and ids is not None else {}) | {name: noise}, words
+                grid = _grid(face, batch) if len(shape) == 3 and name in IMAGE_NAMES else {}
+                yield ({"input_ids": ids} if with_ids and ids is not None else {}) | {name: noise} | grid, words
 
 
 def shapes(face: Face, name: str, batch: int) -> Iterator[tuple[Shape, str]]:
@@ -58,8 +66,19 @@ def shapes(face: Face, name: str, batch: int) -> Iterator[tuple[Shape, str]]:
         yield from _feature_shapes(face, batch)
 
 
+def _grid(face: Face, batch: int) -> dict[str, Tensor]:
+    """How many patches lie beside and below each other in images that come as rows of patches."""
+    side = isqrt(number(face.config, ("num_patches",), VISION) or 0)
+    given = {"spatial_shapes": torch.full((batch, 2), side), "pixel_attention_mask": torch.ones(batch, side**2).long()}
+    return {name: value for name, value in given.items() if name in face.parameters}
+
+
 def _image_shapes(face: Face, name: str, batch: int) -> Iterator[tuple[Shape, str]]:
     channels = number(face.config, ("num_channels", "in_channels", "in_chans"), VISION) or 3
+    count, patch = (number(face.config, (name,), VISION) for name in ("num_patches", "patch_size"))
+    if count is not None and patch is not None and "spatial_shapes" in face.parameters:
+        yield (batch, isqrt(count) ** 2, channels * patch**2), f"seeded standard-normal noise of {count} image patches"
+        return
     height, width, sized = image_size(face)
     words = f"seeded standard-normal image noise {channels}x{height}x{width}"
     words += "" if sized else " (the configuration names no size)"

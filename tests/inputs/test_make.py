@@ -283,3 +283,34 @@ def test_model_that_refuses_every_candidate_shows_its_reasons() -> None:
 
     with pytest.raises(InputError, match=r"(?s)none of those tried fit.*ValueError: a graph is needed"):
         inputs_from_config(Refuses(PretrainedConfig(vocab_size=11)))
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_codes_of_several_code_books_have_a_row_or_a_column_for_each(axis: int) -> None:
+    class Codes(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.embedding = nn.Embedding(11, 4)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            codes = input_ids.unflatten(0, (-1, 3)) if axis == 0 else input_ids.unflatten(2, (3, 1))
+            return self.embedding(codes).sum(1)  # type: ignore[no-any-return]
+
+    args, words = inputs_from_config(Codes(PretrainedConfig(vocab_size=11, num_codebooks=3)), batch=2, tokens=5)
+    assert args["input_ids"].shape == ((6, 5) if axis == 0 else (2, 5, 3))
+    assert words.endswith("the same for each of 3 code books")
+
+
+def test_an_image_may_be_rows_of_patches_with_their_grid() -> None:
+    class Patches(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def forward(self, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
+            return pixel_values
+
+    args, words = inputs_from_config(Patches(PretrainedConfig(num_patches=9, patch_size=2)), batch=2)
+    assert args["pixel_values"].shape == (2, 9, 12)
+    assert args["spatial_shapes"].tolist() == [[3, 3], [3, 3]]
+    assert words == "seeded standard-normal noise of 9 image patches"
