@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
@@ -56,12 +57,25 @@ def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
         return _scale(flow, step, side)
     if step.role in _MIXING:
         origin, norms = _single_origin(flow, value)
-        if origin is not None and flow.shape(origin) == flow.shape(value):
+        if origin is not None and math.prod(flow.shape(origin)) == math.prod(flow.shape(value)):
             if norms and not side.norms:  # heads split apart, normed one by one, put together again
                 side.norms, side.norm_after_mix = tuple(norms[::-1]), not side.mixed
             side.mixed = side.mixed or not norms
             return origin
+    if step.role is Role.MOVE:
+        _join(side, [trace_side(flow, v) for v in step.inputs])
     return None
+
+
+def _join(side: Side, parts: list[Side]) -> None:
+    """Note what parts that stand side by side (the tokens of two streams, say) have in common; no one projection is
+    theirs."""
+    factor = parts[0].factor if len({part.factor for part in parts}) == 1 else None
+    side.factor = None if side.factor is None or factor is None else side.factor * factor
+    if not side.norms and all(part.norms for part in parts):
+        side.norms = tuple(norm for part in parts for norm in part.norms)
+        side.norm_after_mix = not side.mixed and not any(p.mixed and not p.norm_after_mix for p in parts)
+    side.mixed = side.mixed or all(part.mixed for part in parts)
 
 
 def _scale(flow: Flow, step: Step, side: Side) -> int:
