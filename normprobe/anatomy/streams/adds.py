@@ -265,4 +265,17 @@ def _kept(flow: Flow, step: Step) -> int | None:
     largest = max(step.inputs, key=lambda v: prod(flow.shape(v)), default=-1)
     if name == "aten.cat" and prod(flow.shape(largest)) >= _MOST * prod(flow.shape(step.outputs[0])):
         return largest
-    return None
+    return _rejoined(flow, step) if step.role is Role.MOVE and step.inputs else None
+
+
+def _rejoined(flow: Flow, step: Step) -> int | None:
+    """The value whose pieces `step` puts together again (the tokens of two streams, say); None where they come from
+    several, or pieces are left out."""
+    wholes: set[int] = set()
+    for value in step.inputs:
+        while (maker := flow.made_by(value)) is not None and maker.role is Role.MOVE and len(maker.inputs) == 1:
+            value = maker.inputs[0]
+        wholes.add(value)
+    whole = wholes.pop()
+    alike = prod(flow.shape(whole)) == prod(flow.shape(step.outputs[0]))
+    return whole if not wholes and alike else None
