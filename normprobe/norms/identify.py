@@ -107,7 +107,7 @@ def _identify(subject: Subject) -> NormSpec | None:
         return None
     layout = find_layout(exact.call, x)
     if layout is None:
-        return responses.identify(subject, exact)
+        return responses.identify(subject, exact) or unknown_spec(subject, exact, None)
     if not layout.axes:
         return _elementwise(subject, exact)
     found = fit_statistic(subject, exact, layout)

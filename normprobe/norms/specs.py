@@ -67,8 +67,9 @@ def _part(layout: Layout) -> list[str]:
     return [f"only the slice {start}:{stop} of axis {axis} is normalised"]
 
 
-def unknown_spec(subject: Subject, exact: Instance, layout: Layout) -> NormSpec | None:
-    """`unknown` for what keeps its output when its input grows, element for element; None for the rest."""
+def unknown_spec(subject: Subject, exact: Instance, layout: Layout | None) -> NormSpec | None:
+    """`unknown` for what keeps its output when its input grows, element for element; None for the rest. There is no
+    layout where elements differ in what they share."""
     base = rows(subject.shape, SEED + 3)[0]
     x = (2.0**10 * base).to(device=subject.device, dtype=exact.dtype)
     y, doubled, negated = exact.call(x), exact.call(2 * x), exact.call(-x)
@@ -82,8 +83,10 @@ def unknown_spec(subject: Subject, exact: Instance, layout: Layout) -> NormSpec 
     share = _own_share(exact, x)
     if share < 2.0:
         return None
-    told = f"output does not grow with its input, over axes {signed(layout)}, but fits no closed form"
-    return NormSpec(kind="unknown", axes=signed(layout), device=subject.device.type, evidence=(told,))
+    axes = () if layout is None else signed(layout)
+    over = f", over axes {axes}," if axes else ""
+    told = f"output does not grow with its input{over} but fits no closed form"
+    return NormSpec(kind="unknown", axes=axes, device=subject.device.type, evidence=(told,))
 
 
 def _own_share(exact: Instance, x: torch.Tensor) -> float:

@@ -31,3 +31,14 @@ def test_a_stream_that_is_cut_and_put_together_again_goes_on() -> None:
     assert (stream.depth, stream.placement, stream.final_norm) == (3, "pre", "3")
 
 
+def test_a_model_that_returns_its_loss_alone_is_read() -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).square().mean()
+
+    stream = only_stream(anatomy_of(Loss(), torch.randn(2, 5, WIDTH)))
+    assert (stream.depth, stream.final_norm) == (3, "body.3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from tests.anatomy.reading import anatomy_of, only_stream
 from tests.models import WIDTH, decoder
@@ -86,3 +87,18 @@ def test_a_norm_that_adds_and_returns_the_sum_is_a_module(first: bool) -> None:
     stream = only_stream(found)
     assert [b.placement for b in stream.branches] == ["pre"] * 4
     assert stream.final_norm == "final"
+
+
+class Unit(nn.Module):
+    """Each row of a weight divided by its length."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / weight.norm(dim=-1, keepdim=True)
+
+
+def test_a_norm_of_a_weight_is_a_reparametrization() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+    parametrize.register_parametrization(model[0], "weight", Unit())
+    found = anatomy_of(model, torch.randn(2, 3, WIDTH))
+    assert [n.path for n in found.norms] == ["1"]
+    assert [(r.path, r.kind) for r in found.reparametrizations] == [("0", "weight_norm")]

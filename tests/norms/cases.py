@@ -28,6 +28,7 @@ from tests.norms.zoo import (
     gated_outside,
     grn,
     grn_tokens,
+    mean_square,
     ones,
     residual_inside,
     unbiased,
@@ -281,6 +282,11 @@ CUSTOM = [
         "grn-tokens",
         lambda: Rule(grn_tokens, w=ones(WIDTH), b=ones(WIDTH)),
         {"kind": "grn", "affine": "weight+bias", "eps": 1e-6, "axes": (1,)},
+    ),
+    Case(
+        "statistics-of-a-part",
+        lambda: Rule(lambda self, x: self.w * x / (mean_square(x[..., :8]).sqrt() + 1e-8), w=ones(WIDTH)),
+        {"kind": "unknown"},
     ),
     Case("mean-absolute", lambda: Rule(lambda self, x: x / x.abs().mean(-1, keepdim=True)), {"kind": "unknown"}),
     Case(

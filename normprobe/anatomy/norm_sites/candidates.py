@@ -37,16 +37,32 @@ class Candidates:
                 yield call
 
     def static_calls(self) -> Iterator[Call]:
-        """Runs that take statistics of static values alone (position embeddings, say), later and inner ones first."""
+        """Runs that take statistics of static values alone (position embeddings, say), later and inner ones first; one
+        whose result a product uses as its weight is a reparametrization."""
+        weights = self._weights()
         for call in reversed(self.trace.calls):
             nodes = self.trace.nodes[call.first_node : call.last_node]
             works = [n for n in nodes if n.op not in SOURCES]
             static = not any(self.levels.of[v] for n in works for v in n.outputs)
             if call.composite or call.spec is None or len(call.outputs) != 1 or not works or not static:
                 continue
+            if call.outputs[0] in weights:
+                continue
             roles = {classify(n, frozenset(n.inputs[:1])) for n in works if n.inputs}
             if roles & _STATISTICS and not roles & WEIGHTY:
                 yield call
+
+    def _weights(self) -> set[int]:
+        """The static values that products with a signal use, and what those are views of."""
+        found: set[int] = set()
+        for node, role in zip(self.trace.nodes, self.roles, strict=True):
+            for value in node.inputs if role is Role.MATMUL else ():
+                while not self.levels.signal(value) and value not in found:
+                    found.add(value)
+                    maker = self.trace.producer(value)
+                    if maker.inputs and classify(maker, frozenset(maker.inputs[:1])) is Role.MOVE:
+                        value = maker.inputs[0]
+        return found
 
     def nodes(self, call: Call) -> frozenset[int]:
         """The operations on signals inside `call`, those behind a sum that it returns beside its norm apart."""

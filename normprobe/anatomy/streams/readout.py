@@ -107,7 +107,8 @@ def head_value(flow: Flow, model: nn.Module) -> int | None:
     """The first returned signal, or the logits computed from it: another returned signal that a product with a weight
     made. A loss, a count or learned tokens returned first are not meant. None where no signal is returned."""
     levels = flow.levels
-    signals = [v for _, v in flow.trace.outputs if levels.signal(v) and not levels.learned(v) and flow.shape(v)]
+    returned = [v for _, v in flow.trace.outputs if levels.signal(v) and not levels.learned(v)]
+    signals = [v for v in returned if flow.shape(v)] or returned  # a loss where nothing else is returned
     if not signals or read_head(flow, signals[0], model) is not None:
         return next(iter(signals), None)
     source = flow.producer.get(signals[0])
