@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -102,3 +105,24 @@ def test_a_norm_of_a_weight_is_a_reparametrization() -> None:
     found = anatomy_of(model, torch.randn(2, 3, WIDTH))
     assert [n.path for n in found.norms] == ["1"]
     assert [(r.path, r.kind) for r in found.reparametrizations] == [("0", "weight_norm")]
+
+
+class Activated(nn.BatchNorm2d):
+    """A batch norm, then an activation that is written out or not marked as pointwise."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(4)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [lambda x: x * F.relu6(x + 3) / 6, lambda x: x * torch.sigmoid(x), lambda x: F.hardswish(x, inplace=True)],
+)
+def test_an_activation_in_the_norms_module(activation: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Activated(activation), nn.Conv2d(4, 2, 1))
+    found = anatomy_of(model, torch.randn(2, 3, 5, 5))
+    assert [(n.path, n.module, n.kind, n.frozen) for n in found.norms] == [("1", True, "batchnorm", False)]

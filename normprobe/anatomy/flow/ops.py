@@ -140,6 +140,9 @@ _REDUCES = frozenset(
         "aten.max_pool3d_with_indices",
     ]
 )
+_ACTIVATIONS = frozenset(  # pointwise, though torch does not mark them so
+    f"aten.{n}" for n in ("hardswish", "gelu", "mish", "relu6", "prelu", "_prelu_kernel", "threshold", "abs")
+)
 _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
 _ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
 _SCALES = frozenset(["aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
@@ -189,6 +192,8 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
         return _product(node, name, signals, repeated)
     if name == "aten.addcmul" and len(signals) == 1 and not repeated:  # b + w·x
         return Role.SCALE
+    if name.rstrip("_") in _ACTIVATIONS:
+        return Role.ACT
     if torch.Tag.pointwise in getattr(node.function, "tags", ()):
         return Role.ACT if len(signals) == 1 else Role.GATE
     return Role.HEAVY

@@ -18,6 +18,7 @@ from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
 from normprobe.norms.module_subject import Tail
 
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE, Role.NORM})
+_POINTWISE = frozenset({Role.ACT, Role.GATE, Role.SCALE, Role.SHIFT, Role.MOVE})
 
 
 class Candidates:
@@ -98,15 +99,32 @@ class Candidates:
         return frozenset(found)
 
     def before_tail(self, call: Call) -> tuple[Tail, frozenset[int]] | None:
-        """The activation that `call` ends in, and the operations on signals before it; None where it ends otherwise."""
-        node = self.trace.producer(call.outputs[self.normed(call) or 0])
-        while node.id >= call.first_node and node.inputs and self.roles[node.id] is Role.MOVE:
-            node = self.trace.producer(node.inputs[0])
-        if node.id < call.first_node or self.roles[node.id] is not Role.ACT:
+        """The activation that `call` ends in, one operation or written out, and the operations on signals before it;
+        None where it ends otherwise."""
+        found = self._tail(call)
+        if found is None:
             return None
-        places = [i for i, a in enumerate(node.args) if isinstance(a, Ref) and self.levels.signal(a.value)]
-        nodes = frozenset(i for i in self.nodes(call) if i < node.id)
-        return (Tail(node.function, places[0]), nodes) if nodes and len(places) == 1 else None
+        start, tail = found
+        reader = max((n for n in tail if start in n.inputs), key=lambda n: n.id)
+        places = [i for i, a in enumerate(reader.args) if isinstance(a, Ref) and a.value == start]
+        later = any(n.function is reader.function for n in self.trace.nodes[reader.id + 1 : call.last_node])
+        nodes = self.nodes(call) - {n.id for n in tail}
+        return (Tail(reader.function, places[0]), nodes) if nodes and places and not later else None
+
+    def _tail(self, call: Call) -> tuple[int, list[Node]] | None:
+        """The pointwise operations at the end of `call` that come from one value, the last activation among them, and
+        that value."""
+        pending, tail = {call.outputs[self.normed(call) or 0]}, list[Node]()
+        while len(pending) > 1 or not any(self.roles[n.id] is Role.ACT for n in tail):
+            value = max(pending, key=lambda v: self.trace.producer(v).id)
+            node = self.trace.producer(value)
+            role = self.roles[node.id]
+            learned = role is not Role.ACT and any(self.levels.parameters(v) for v in node.inputs)
+            if node.id < call.first_node or role not in _POINTWISE or learned:
+                return None
+            tail.append(node)
+            pending = (pending - {value}) | {v for v in node.inputs if self.levels.signal(v)}
+        return pending.pop(), tail
 
     def main_input(self, call: Call) -> int | None:
         """The first signal argument shaped like the output, or with as many elements; the sum where it is returned."""
