@@ -18,7 +18,7 @@ from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
 from normprobe.capture.shadows import on_meta
-from normprobe.capture.unwrap import unwrapped
+from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
 from normprobe.measures.forward import measure_forward
@@ -78,7 +78,7 @@ def probe(
     tell = progress or (lambda stage, done, total: None)
     values, description = _inputs(model, inputs, tokenizer, seed)
     values = _on_device(model, values)
-    with torch.inference_mode(False), _precision(model, autocast):
+    with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
         reading = _read(model, values, tell)
         measured, skipped = _measure(model, values, reading, level, loss, seed, tell)
     target = _target(model, description, autocast)

@@ -19,7 +19,8 @@ def valueless_experts(model: nn.Module) -> Iterator[str | None]:
     """
     choose, chosen = getattr(model, "set_experts_implementation", None), getattr(model, "config", None)
     before = getattr(chosen, "_experts_implementation", None)
-    if before is None or choose is None or not any(p.is_meta for p in model.parameters()):
+    offered = getattr(model, "_can_set_experts_implementation", bool)()
+    if before is None or choose is None or not offered or not any(p.is_meta for p in model.parameters()):
         yield None
         return
     choose(META_EXPERTS)

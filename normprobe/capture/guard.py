@@ -7,7 +7,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
@@ -52,7 +52,8 @@ def untouched(model: nn.Module) -> Iterator[Keeper]:
     state = _State(model, keeper)
     token = _OPEN.set(keeper)
     try:
-        model.eval()
+        with suppress(NotImplementedError):  # an exported program keeps the mode that it was exported in
+            model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         with torch.compiler.set_stance("force_eager") if compiles() else nullcontext():
             yield keeper
@@ -200,8 +201,16 @@ def _set_back(tensor: Tensor, memory: Tensor) -> None:
     if memory.layout is not torch.strided:
         return
     form = (memory.shape, memory.dtype, memory.device)
-    if (tensor.shape, tensor.dtype, tensor.device) != form or not (memory.is_meta or tensor.is_set_to(memory)):
+    if (tensor.shape, tensor.dtype, tensor.device) != form or not (memory.is_meta or _same_memory(tensor, memory)):
         tensor.data = memory
+
+
+def _same_memory(tensor: Tensor, memory: Tensor) -> bool:
+    """Whether they are one memory; a subclass made of several tensors (quantised, sharded) does not tell."""
+    try:
+        return tensor.is_set_to(memory)
+    except NotImplementedError:
+        return True
 
 
 def _put_flags_back(parameter: Tensor, requires_grad: bool, gradient: Tensor | None) -> None:

@@ -20,7 +20,12 @@ Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 _SPARE = 2  # a tensor's storage is copied as a whole where it is at most this many times as large as the tensor
 
 
-def invoke(model: nn.Module, inputs: Inputs, place: Callable[[Tensor], Tensor] | None = None) -> Any:
+def invoke(
+    model: nn.Module,
+    inputs: Inputs,
+    place: Callable[[Tensor], Tensor] | None = None,
+    run: Callable[..., Any] | None = None,
+) -> Any:
     """The output of `model` on its own copy of `inputs`.
 
     A mapping is passed by keyword, a tuple or list by position, anything else as the only argument.
@@ -29,7 +34,8 @@ def invoke(model: nn.Module, inputs: Inputs, place: Callable[[Tensor], Tensor] |
     A forward may write into its input or let a cache grow in it, so every call gets a copy of the inputs, which
     takes their memory once more. Tensors have no history in autograd, leaves keep `requires_grad`; views of one
     storage share a copy of it where they make up most of it. All else is copied deeply, but for modules,
-    parameters and buffers of `model` itself. `place` moves the tensors among the copies to where the model is.
+    parameters and buffers of `model` itself. `place` moves the tensors among the copies to where the model is,
+    `run` is called in the model's place.
 
     Raises:
         InputError: if `inputs` is None, or an argument cannot be copied.
@@ -39,7 +45,7 @@ def invoke(model: nn.Module, inputs: Inputs, place: Callable[[Tensor], Tensor] |
         args, kwargs = pytree.tree_map_only(Tensor, place, (args, kwargs))
     if "use_cache" not in kwargs and _accepts_cache_flag(model):
         kwargs["use_cache"] = False
-    return model(*args, **kwargs)
+    return (run or model)(*args, **kwargs)
 
 
 def split(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

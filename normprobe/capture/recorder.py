@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -21,7 +22,7 @@ from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.leaves import replaced, tensors
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta
-from normprobe.capture.storage import ValueTable
+from normprobe.capture.storage import ValueTable, inner_tensors
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written
@@ -57,7 +58,7 @@ def _record(model: nn.Module, inputs: Inputs) -> Trace:
         recorder = _Recorder(model, keeper)
         with wrapped_forwards(model, recorder.around):
             with recorder.functions, recorder.dispatch:
-                output = invoke(model, inputs, recorder.place)
+                output = invoke(model, inputs, recorder.place, recorder.root(model))
             recorder.finish(output)
     return recorder.trace
 
@@ -88,7 +89,8 @@ class _Recorder:
         self.sources: dict[int, tuple[Tensor, str, str]] = {}
         for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
             for name, tensor in named:
-                self.sources[id(tensor)] = (tensor, kind, name)
+                for held in (tensor, *inner_tensors(tensor)):
+                    self.sources[id(held)] = (held, kind, name)
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
 
@@ -103,6 +105,12 @@ class _Recorder:
         finally:
             self.stack.pop()
         return self.close(call, output)
+
+    def root(self, model: nn.Module) -> Callable[..., Any]:
+        """The model as it is run; one in TorchScript does not tell by itself."""
+        if not isinstance(model, ScriptModule):
+            return model
+        return lambda *args, **kwargs: self.around(".", model, model, args, kwargs)
 
     def open(self, path: str, class_name: str, args: Any, kwargs: Any) -> Call:
         """Begin a call; the values of its tensor arguments are read now."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(slots=True)
@@ -65,6 +67,15 @@ def storage_of(tensor: Tensor) -> UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def inner_tensors(tensor: Any) -> list[Tensor]:
+    """The tensors that one of a subclass is made of (the integers and scales of a quantised weight), at any depth."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    names, _ = tensor.__tensor_flatten__()
+    parts = [getattr(tensor, name) for name in names]
+    return [part for held in parts for part in (held, *inner_tensors(held))]
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from torch import nn
@@ -21,6 +23,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+@contextmanager
+def wrappers_aside(model: nn.Module) -> Iterator[None]:
+    """While open, the wrappers around modules inside `model` (compiled blocks, say) are replaced by what they wrap."""
+    aside: list[tuple[nn.Module, str, nn.Module]] = []
+    try:
+        for module in list(model.modules()):
+            for name, child in module._modules.items():
+                if child is not None and _inner(child) is not None:
+                    aside.append((module, name, child))
+                    module._modules[name] = unwrapped(child)
+        yield
+    finally:
+        for module, name, child in aside:
+            module._modules[name] = child
+
+
 def _inner(model: nn.Module) -> nn.Module | None:
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return cast(nn.Module, model.module)
@@ -29,5 +47,5 @@ def _inner(model: nn.Module) -> nn.Module | None:
         return cast(nn.Module, model._orig_mod)
     peft = sys.modules.get("peft")
     if peft is not None and isinstance(model, peft.PeftModel):
-        return cast(nn.Module, model.base_model.model)
+        return cast(nn.Module, model.get_base_model())  # learned prompts wrap the model itself, adapters its tuner
     return None

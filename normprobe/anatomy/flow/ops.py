@@ -109,6 +109,9 @@ _MATMULS = frozenset(
         "aten.addbmm",
         "aten._grouped_mm",
         "aten._trilinear",
+        "quantized.linear",
+        "quantized.linear_dynamic",
+        "quantized.linear_relu",
         "aten.cudnn_convolution",
     ]
 )

@@ -162,9 +162,11 @@ def _append(
     parameters = tuple(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
     if role is Role.MATMUL:
         parameters = tuple(dict.fromkeys((*parameters, *(p for v in inputs for p in _selected(flow, v)))))
-    if role is Role.MATMUL and not parameters:  # weights may be kept as buffers, as quantised ones are
+    if role is Role.MATMUL:  # weights may be kept as buffers, as quantised ones are
         held = [v for v in statics if len(flow.shape(v)) > 1]
-        parameters = tuple(dict.fromkeys(b for v in held for b in sorted(flow.levels.buffers(v))))
+        if not any(flow.levels.parameters(v) for v in held):
+            found = (b for v in held for b in sorted(flow.levels.buffers(v)))
+            parameters = tuple(dict.fromkeys((*parameters, *found)))
     call = group.call if group else node.call
     step = Step(len(flow.steps), role, inputs, outputs, statics, parameters, node, call, group)
     flow.steps.append(step)

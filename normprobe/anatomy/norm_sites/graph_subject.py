@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.levels import Levels
+from normprobe.capture.storage import inner_tensors
 from normprobe.capture.trace import Node, Ref, Trace
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.subject import Instance, NotComparableError, draw
@@ -116,6 +117,8 @@ def _state(model: nn.Module, nodes: Sequence[Node]) -> dict[str, Tensor]:
         if node.op in ("parameter", "buffer"):
             get = model.get_parameter if node.op == "parameter" else model.get_buffer
             tensor = get(node.name).detach()
+            if inner_tensors(tensor):
+                raise UnreadableAnatomyError("a part of a tensor of several parts belongs to the computation")
             state[node.name] = torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
     return state
 

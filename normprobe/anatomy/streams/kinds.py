@@ -48,14 +48,15 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
     if any(word in name for name in names for word in _RECURRENT):
         return "recurrent"
     convolves = any(_mixes_neighbours(flow, s) for s in steps)
-    products = any(s.role is Role.MATMUL and not s.parameters for s in steps)
+    products = any(s.role is Role.MATMUL and not s.parameters and len(s.inputs) > 1 for s in steps)
     if names & _SCANS or _loops(flow, steps):
         return "ssm" if convolves else "linear_attention" if products else "recurrent"
     if convolves:
         return "conv"
     if products or _sums_up(steps):
         return "linear_attention"
-    if _reads_elsewhere(flow, part, source) or not any(s.role is Role.MATMUL and s.parameters for s in steps):
+    weighted = any(s.role is Role.MATMUL and (s.parameters or not s.statics) for s in steps)  # or with packed weights
+    if _reads_elsewhere(flow, part, source) or not weighted:
         return "other"
     return "mlp"
 

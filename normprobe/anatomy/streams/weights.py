@@ -77,6 +77,7 @@ def parameters(flow: Flow, part: Part) -> tuple[str, ...]:
 def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> BranchScale:
     """The factor between the branch's last norm or weights and its add; a mere change of sign is none."""
     constant, found = abs(operand_factor(write.step, write.step.inputs[1 - write.trunk])), BranchScale()
+    step = None
     for link in light_chain(flow, part.end):
         step = flow.made_by(link.value)
         if step is None or step.id not in part.region:
@@ -90,6 +91,8 @@ def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> Bran
             constant *= abs(factor)
         elif step.parameters:
             found = _learned(step, model)
+    if step is not None and step.role is Role.MATMUL and found.parameter in step.parameters:
+        found = BranchScale()  # the scales of a quantised weight
     if found.kind == "none" and constant != 1.0:
         return BranchScale(kind="constant", value=constant)
     return found
