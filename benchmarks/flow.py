@@ -148,13 +148,15 @@ def run(model: nn.Module, inputs: Mapping[str, Tensor], mode: Taint | None = Non
 
 
 def holds(model: nn.Module, inputs: Mapping[str, Tensor], anatomy: Anatomy, picks: int = PICKS) -> Held:
-    """Try up to `picks` seeded branches of each stream; the model's parameters are put back."""
+    """Try up to `picks` seeded branches of each stream; the model's parameters are put back. A mixer without weights
+    has nothing to try."""
     held = Held()
     branches = [branch for stream in anatomy.streams for branch in stream.branches]
     if not branches:
         return Held(fault="a stream without branches")
     for stream in anatomy.streams:
-        for branch in random.Random(0).sample(stream.branches, min(picks, len(stream.branches))):
+        weighted = [branch for branch in stream.branches if branch.readers or branch.writers]
+        for branch in random.Random(0).sample(weighted, min(picks, len(weighted))):
             held.tried += 1
             held.fault = _fault(model, inputs, branch, branches, held)
             if held.fault is not None:

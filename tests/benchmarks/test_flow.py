@@ -125,6 +125,23 @@ def test_parameters_that_nothing_reads_are_no_unreachable_branch() -> None:
     assert held.unreachable == []
 
 
+class Pooling(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x).transpose(1, 2)
+        x = x + nn.functional.avg_pool1d(normed, 3, 1, 1).transpose(1, 2)
+        return super().forward(x)
+
+
+def test_a_mixer_without_weights_is_not_tried() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Pooling(), Pooling())
+    inputs = {"input": INPUTS["x"]}
+    anatomy = probe(net, inputs, level="structure").anatomy
+    assert [branch.kind for branch in anatomy.streams[0].branches] == ["conv", "mlp"] * 2
+    held = holds(net, inputs, anatomy)
+    assert (held.fault, held.tried) == (None, 2)
+
+
 def test_no_streams_do_not_hold() -> None:
     assert holds(model(), INPUTS, Anatomy()).fault == "a stream without branches"
 
