@@ -101,6 +101,8 @@ def _told(spec: NormSpec, sentence: str) -> NormSpec:
 
 
 def _identify(subject: Subject) -> NormSpec | None:
+    if 0 in subject.shape:  # an empty call that the subject takes in no other shape tells nothing
+        return None
     exact = _exact(subject)
     x = rows(subject.shape, SEED)[0].to(device=subject.device, dtype=exact.dtype)
     if not bool(exact.call(x).isfinite().all()):

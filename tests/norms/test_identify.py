@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normprobe.capture.calls import CallSpec
 from normprobe.norms.identify import identify, identify_module
 from normprobe.norms.subject import Instance, draw
 from normprobe.records import NormSpec
@@ -145,3 +146,20 @@ def test_speed() -> None:
     for _ in range(5):
         identify_module(norm, call)
     assert (time.process_time() - start) / 5 < 0.1
+
+
+class OnlyEmpty(nn.Module):
+    """Takes maps without positions alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1]:
+            raise ValueError("positions")
+        return x * self.weight
+
+
+def test_a_module_that_ran_on_nothing_is_not_looked_at() -> None:
+    assert identify_module(OnlyEmpty(), CallSpec.of((torch.ones(2, 3, 0),), {})) is None
