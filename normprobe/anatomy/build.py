@@ -20,11 +20,12 @@ from normprobe.anatomy.norm_sites.inline import find_inline_norms
 from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_norms, find_unused_norms
 from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
-from normprobe.anatomy.streams.adds import Write, find_writes
+from normprobe.anatomy.streams.adds import find_writes
 from normprobe.anatomy.streams.chains import find_chains
 from normprobe.anatomy.streams.kinds import branch_kind
 from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
+from normprobe.anatomy.streams.trunks import Write
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped, Stream
 
@@ -93,7 +94,8 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
 
 
 def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]) -> list[ReadStream]:
-    chains = find_chains(flow, find_writes(flow))
+    trunks = find_writes(flow)
+    chains = find_chains(flow, trunks)
     head = head_value(flow, model)
     if head is None:
         return []
@@ -102,7 +104,7 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
     streams = []
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
-        streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign)))
+        streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign), trunks))
     return [_with_own_final(flow, stream, streams) for stream in streams]
 
 

@@ -53,11 +53,12 @@ def _stream_marks(norms: Sequence[NormSite], stream: ReadStream) -> Iterator[Mar
 
 
 def _on_embeddings(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Step]:
-    """Norms before the first write of any stream that no weights stand before."""
+    """Norms before the first write of any stream, outside its branches, that no weights stand before."""
     first = min((r.write.step.id for s in streams for r in s.readings), default=0)
+    inside = frozenset[int]().union(*(r.part.region for s in streams for r in s.readings))
     weighted: set[int] = set()
     for step in flow.steps[:first]:
         if step.role in WEIGHTY or any(v in weighted for v in step.inputs):
             weighted.update(step.outputs)
-        elif step.role is Role.NORM:
+        elif step.role is Role.NORM and step.id not in inside:
             yield step

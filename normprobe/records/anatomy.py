@@ -29,6 +29,7 @@ EpsPlacement = Literal["inside_sqrt", "outside_sqrt", "clamp", "scaled", "none",
 Reduction = Literal["float32", "input", "native", "unknown"]
 WeightMultiply = Literal["before_cast", "after_cast", "fused", "none", "unknown"]
 Placement = Literal["pre", "post", "sandwich", "output", "deepnorm", "preact", "postact", "none", "unknown"]
+Topology = Literal["ordinary", "parallel_streams", "reversible", "gated", "long_skips"]
 BranchKind = Literal[
     "attention",
     "linear_attention",
@@ -149,6 +150,10 @@ class Stream(Record):
     `feature_axis` is the axis of the features in the stream's tensors (-1, or 1 for channels-first maps).
     `final_norm_reason` says why `final_norm` is null where that is no fault, or what was found.
     `input_multiplier` is the constant factor between the source of the stream and its first read; None: not constant.
+    `topology` tells an unusual residual path: "parallel_streams" (`copies` of the trunk, mixed by small matrices or
+    each given its share of what a branch writes: hyper-connections, AltUp), "reversible" (two trunks, each written by
+    branches that read the other), "gated" (the skip itself is scaled by a gate: highway), "long_skips" (earlier states
+    of the trunk are added again).
     `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
     """
 
@@ -164,6 +169,8 @@ class Stream(Record):
     raw_readers: tuple[str, ...] = ()
     input_multiplier: float | None = 1.0
     feature_axis: int = -1
+    topology: Topology = "ordinary"
+    copies: int = 1
     branches: tuple[Branch, ...] = ()
 
 

@@ -21,6 +21,11 @@ _PLACEMENTS = {
     "unknown": "placement unknown",
 }
 
+_TOPOLOGIES = {
+    "reversible": "reversible: its branches read its twin stream",
+    "gated": "highway: gates scale the skips",
+    "long_skips": "earlier states are added again",
+}
 
 _UNTRAINED = re.compile(r"random weights\b|\d+ of \d+ tensors? not in the checkpoint\b")
 
@@ -66,7 +71,7 @@ def stream_lines(anatomy: Anatomy, stream: Stream) -> list[list[str]]:
     entry = [f"entry norm {stream.entry_norm}"] if stream.entry_norm else []
     build = [f"{size_text(stream)} ({kinds})" if kinds else size_text(stream), f"width {stream.width}"]
     lines = (
-        [placement_text(stream), *build],
+        [placement_text(stream), *build, *_path(stream)],
         [*norm_kinds(norms), *entry, final_norm_text(stream)],
         *([layout] for layout in attention_facts(sites)),
         _scales(stream),
@@ -126,6 +131,13 @@ def placement_text(stream: Stream) -> str:
     if stream.placement == "mixed":
         return f"mixed placement ({listing(branch.placement for branch in stream.branches)}){parallel}"
     return _PLACEMENTS[stream.placement] + parallel
+
+
+def _path(stream: Stream) -> list[str]:
+    """What is unusual about the residual path, if anything."""
+    if stream.topology == "parallel_streams":
+        return [f"{stream.copies} parallel streams"]
+    return [_TOPOLOGIES[stream.topology]] if stream.topology in _TOPOLOGIES else []
 
 
 def size_text(stream: Stream) -> str:

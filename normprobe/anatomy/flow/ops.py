@@ -34,9 +34,12 @@ SAMPLERS = frozenset({"aten.grid_sampler_2d", "aten.grid_sampler_3d"})
 LIGHT = frozenset({Role.MOVE, Role.SCALE, Role.SHIFT})
 WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 
+ALIAS = "normprobe.alias"  # a tensor read again after a part of it was written in place
+PIECE = "normprobe.piece"  # one tensor of a concatenation, taken out again as it went in
 _MOVES = frozenset(
     [
-        "normprobe.alias",
+        ALIAS,
+        PIECE,
         "aten.clone",
         "aten.contiguous",
         "aten._to_copy",

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.flow.ops import base
+from normprobe.anatomy.flow.ops import PIECE, base
 from normprobe.capture.trace import Node, Ref
 
 
 def replay(node: Node, tensor: Tensor, place: int) -> Tensor | None:
     """Run a recorded view or copy on another tensor; None where it needs more than that one tensor."""
+    if node.op == PIECE:
+        return tensor
     if node.function is None or sum(isinstance(a, Ref) for a in pytree.tree_leaves((node.args, node.kwargs))) != 1:
         return None
     if base(node.op) == "aten._to_copy":

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import Role, base, classify
+from normprobe.anatomy.flow.ops import PIECE, Role, base, classify
+from normprobe.anatomy.flow.pieces import pieces
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
 
@@ -60,6 +61,7 @@ class Flow:
     consumers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     extra_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
+    pieces: dict[int, int] = field(default_factory=dict)  # tensors taken out of a concatenation as they went in
     memo: dict[Any, Any] = field(default_factory=dict)  # answers that places of one build share
 
     def made_by(self, value: int) -> Step | None:
@@ -91,7 +93,7 @@ class Flow:
 
 def build(trace: Trace, levels: Levels, statics: Statics, groups: Sequence[Group]) -> Flow:
     """The flow of `trace` with the nodes of each group drawn together."""
-    flow = Flow(trace, levels, statics)
+    flow = Flow(trace, levels, statics, pieces=pieces(trace))
     member = {node: group for group in groups for node in group.nodes}
     last = {max(group.nodes): group for group in groups if group.nodes}
     for node in trace.nodes:
@@ -117,7 +119,12 @@ def _add_node(flow: Flow, node: Node) -> None:
     else:
         role = classify(node, signals)
     inputs = tuple(dict.fromkeys(v for v in node.inputs if v in signals))
-    _append(flow, role, inputs, node.outputs, node)
+    if not all(v in flow.pieces and flow.levels.signal(flow.pieces[v]) for v in node.outputs):
+        _append(flow, role, inputs, node.outputs, node)
+        return
+    for output in node.outputs:
+        piece = flow.pieces[output]
+        _append(flow, role, (piece,), (output,), Node(node.id, PIECE, (piece,), (output,), node.call, node.ordinal))
 
 
 def _masks(flow: Flow, node: Node, signals: frozenset[int]) -> frozenset[int]:

@@ -92,7 +92,13 @@ def backward(flow: Flow, value: int, stop: Callable[[Step | None, int], bool]) -
                 heapq.heappush(heap, (-flow.producer.get(source, -1), source))
 
 
-def first_readers(flow: Flow, value: int, within: frozenset[int] | None, through: frozenset[Role]) -> list[Step]:
+def first_readers(
+    flow: Flow,
+    value: int,
+    within: frozenset[int] | None,
+    through: frozenset[Role],
+    also: frozenset[int] = frozenset(),
+) -> list[Step]:
     """The first steps on every way forward from `value` whose role is not in `through`, in order of time.
 
     Args:
@@ -100,6 +106,7 @@ def first_readers(flow: Flow, value: int, within: frozenset[int] | None, through
         value: where to start.
         within: only steps with these ids are looked at; None for all.
         through: roles of steps that are passed.
+        also: ids of other steps that are passed.
     """
     hits: dict[int, Step] = {}
     todo, seen = [value], {value}
@@ -107,7 +114,7 @@ def first_readers(flow: Flow, value: int, within: frozenset[int] | None, through
         for step in flow.readers(todo.pop()):
             if within is not None and step.id not in within:
                 continue
-            if step.role not in through:
+            if step.role not in through and step.id not in also:
                 hits[step.id] = step
                 continue
             fresh = [v for v in step.outputs if v not in seen]

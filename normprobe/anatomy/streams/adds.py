@@ -7,136 +7,109 @@ not linear.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base, slides
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, slides
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, operand_factor, pools
+from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
+from normprobe.anatomy.streams.parts import Part, between, enters, gate_of, make_part, region_to
+from normprobe.anatomy.streams.trunks import Trunks, Way, Write, joins, mixture, projected, projections, states
 
-_MOST = 0.75  # share of a concatenation that makes one part the trunk
-_INTO = frozenset(
-    {f"aten.{n}" for n in ("index_put", "index_put_", "slice_scatter", "select_scatter", "masked_scatter")}
+_WAYS: tuple[tuple[int, Way], ...] = (
+    (0, "light"),
+    (1, "light"),
+    (0, "projected"),
+    (1, "projected"),
+    (0, "mixed"),
+    (1, "mixed"),
+    (0, "gated"),
+    (1, "gated"),
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """One way from the trunk to a write: it ends in value `end` and consists of the steps `region`."""
-
-    end: int
-    region: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Write:
-    """One residual add.
-
-    Attributes:
-        step: the add.
-        trunk: which of its inputs is the trunk, 0 or 1.
-        source: the value from which trunk and branch part.
-        skip_scale: constant factor on the trunk; None where it is not constant.
-        whole: everything between `source` and this add.
-        parts: the independent branches that `whole` is the sum of, in order of time (mostly `whole` alone).
-        over: earlier residual adds that lie between `source` and this add: it is parallel to them.
-        projected: whether the shortcut is a projection or a pooling.
-    """
-
-    step: Step
-    trunk: int
-    source: int
-    skip_scale: float | None
-    whole: Part
-    parts: tuple[Part, ...]
-    over: tuple[int, ...] = ()
-    projected: bool = False
-
-    @property
-    def output(self) -> int:
-        """The stream after this write."""
-        return self.step.outputs[0]
-
-
-def find_writes(flow: Flow) -> dict[int, Write]:
-    """All residual adds by step id, in order of time."""
-    writes: dict[int, Write] = {}
+def find_writes(flow: Flow) -> Trunks:
+    """All residual adds, and the sums of two states of one trunk, in order of time."""
+    trunks = Trunks()
     for step in flow.steps:
         if step.role is not Role.ADD or len(step.inputs) != 2:
             continue
         shape = flow.shape(step.outputs[0])
         if any(flow.shape(v) != shape for v in step.inputs):
             continue
-        for trunk, projected in ((0, False), (1, False), (0, True), (1, True)):
-            write = _match(flow, step, trunk, writes, projected)
+        later = joins(flow, step, trunks)
+        if later is not None:
+            trunks.merges[step.id] = later
+            continue
+        for trunk, way in _WAYS:
+            write = _match(flow, step, trunk, way, trunks)
             if write is not None:
-                writes[step.id] = write
+                trunks.writes[step.id] = write
+                _uncross(flow, write, trunks.writes)
                 break
-    return writes
+    return trunks
 
 
-def _match(flow: Flow, step: Step, trunk: int, writes: dict[int, Write], projected: bool = False) -> Write | None:
+def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Write | None:
     end, side = step.inputs[1 - trunk], step.inputs[trunk]
-    chain = _projected_chain(flow, side) if projected else _trunk_chain(flow, side, writes)
+    if way == "projected":
+        chain = projected(flow, side)
+    else:
+        chain = states(flow, side, trunks, gates=way == "gated", mixes=way != "light")
     hit = _common_source(flow, chain, end)
     if hit is None:
         return None
     link, over, visited = hit
-    part = Part(end, _between(flow, link.value, visited))
-    if not _carried(flow, link.value, part) or _filters(flow, part.region):
+    source, crossed, region = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
+    part = make_part(flow, source, end, region)
+    if not _carried(flow, source, part) or _filters(flow, part.region):
         return None
-    if projected and (_projections(flow, side) & part.region or not _bends(flow, part.region)):
+    if way == "gated" and not _coupled(flow, side, end):
         return None
-    parts = tuple(_split(flow, link.value, part, writes))
+    if way == "projected" and (projections(flow, side) & part.region or not _bends(flow, part.region)):
+        return None
+    parts = tuple(_split(flow, source, part, trunks.writes))
     scale = None if link.factor is None else link.factor * operand_factor(step, side)
-    return Write(step, trunk, link.value, scale, part, parts, over, projected)
+    return Write(step, trunk, source, scale, part, parts, over, way, crossed)
 
 
-def _trunk_chain(flow: Flow, value: int, writes: dict[int, Write]) -> Iterator[tuple[Link, tuple[int, ...]]]:
-    """The light chain of a trunk operand, going on through earlier residual adds along their trunks, and where tokens
-    were put beside it."""
-    over: tuple[int, ...] = ()
-    outer: float | None = 1.0
-    while True:
-        link = Link(value)
-        for link in light_chain(flow, value):
-            factor = None if outer is None or link.factor is None else outer * link.factor
-            yield Link(link.value, factor), over
+def _cut(
+    flow: Flow, source: int, end: int, region: frozenset[int], writes: Mapping[int, Write]
+) -> tuple[int, int | None, frozenset[int]]:
+    """A branch does not lead through the add of another trunk. What comes by way of one is left out; where nothing else
+    reaches the end, the branch reads that other trunk behind its last such add (as in a reversible network)."""
+    foreign = [
+        i
+        for i in region
+        if i in writes
+        and enters(flow, writes[i].trunk_input, source, region)
+        and source not in mixture(flow, writes[i].whole.end, Trunks())  # a read shifted from outside is no write
+    ]
+    if not foreign:
+        return source, None, region
+    past = region_to(flow, source, end, region.difference(foreign))
+    if flow.producer.get(end) in past:
+        return source, None, past
+    crossed = writes[max(foreign)]
+    return crossed.output, crossed.step.id, region_to(flow, crossed.output, end, region)
+
+
+def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
+    """Where a branch reads another trunk, that trunk's branch before it reads this one, from the beginning on."""
+    other = writes.get(-1 if write.crossed is None else write.crossed)
+    if other is None or other.crossed is not None:
+        return
+    for link in light_chain(flow, write.trunk_input):
         maker = flow.made_by(link.value)
-        outer = None if outer is None or link.factor is None else outer * link.factor
-        if maker is not None and maker.id in writes:
-            over, value = (*over, maker.id), maker.inputs[writes[maker.id].trunk]
-            continue
-        kept = _kept(flow, maker) if maker is not None and maker.role is Role.MOVE else None
-        if kept is None:
+        if maker is not None and maker.id in writes and maker.id in other.whole.region:
+            region = region_to(flow, link.value, other.whole.end, other.whole.region)
+            part = make_part(flow, link.value, other.whole.end, region)
+            if _carried(flow, link.value, part):
+                parts = tuple(_split(flow, link.value, part, writes))
+                writes[other.step.id] = replace(
+                    other, source=link.value, whole=part, parts=parts, over=(), crossed=maker.id
+                )
             return
-        value = kept
-
-
-def _projected_chain(flow: Flow, value: int) -> Iterator[tuple[Link, tuple[int, ...]]]:
-    """The chain behind a shortcut's one projection, its poolings and the norms around them; empty without any."""
-    changed = False
-    for step in _shortcut(flow, value):
-        changed = changed or step.role is Role.MATMUL or pools(step)
-        if changed:
-            yield Link(step.inputs[0], None), ()
-
-
-def _projections(flow: Flow, value: int) -> frozenset[int]:
-    return frozenset(s.id for s in _shortcut(flow, value) if s.role is Role.MATMUL)
-
-
-def _shortcut(flow: Flow, value: int) -> Iterator[Step]:
-    """The steps behind a shortcut over views, norms, poolings and at most one projection."""
-    projected = False
-    while (step := flow.made_by(value)) is not None:
-        if step.role is Role.MATMUL and step.parameters and len(step.inputs) == 1 and not projected:
-            projected = True
-        elif step.role is not Role.NORM and not pools(step) and (step.role not in LIGHT or len(step.inputs) != 1):
-            return
-        yield step
-        value = step.inputs[0]
 
 
 def _common_source(
@@ -170,17 +143,6 @@ def _common_source(
     return None
 
 
-def _between(flow: Flow, source: int, visited: list[int]) -> frozenset[int]:
-    """Those of the visited steps that were computed from `source`."""
-    live, region = {source}, set()
-    for index in sorted(set(visited)):
-        step = flow.steps[index]
-        if any(v in live for v in step.inputs):
-            live.update(step.outputs)
-            region.add(index)
-    return frozenset(region)
-
-
 def _carried(flow: Flow, source: int, part: Part) -> bool:
     """Whether the branch carries its source on through heavy steps as a signal, not merely as the numbers of rows that
     it chooses (of a code book)."""
@@ -199,6 +161,12 @@ def _filters(flow: Flow, region: frozenset[int]) -> bool:
     return not any(s.role is Role.NORM or (s.role in WEIGHTY and not slides(s.node)) for s in steps)
 
 
+def _coupled(flow: Flow, *sides: int) -> bool:
+    """Whether the factors on trunk and branch come from one sigmoid (g and 1 − g)."""
+    gates = [gate_of(flow, side) for side in sides]
+    return gates[0] is not None and gates[0] == gates[1]
+
+
 def _bends(flow: Flow, region: frozenset[int]) -> bool:
     """Whether a region is not linear in the signal."""
     bending = {Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION}
@@ -209,73 +177,16 @@ def _heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
     return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
 
 
-def _split(flow: Flow, source: int, part: Part, writes: dict[int, Write]) -> list[Part]:
+def _split(flow: Flow, source: int, part: Part, writes: Mapping[int, Write]) -> list[Part]:
     """The independent branches whose sum is `part`; `part` itself where its summands share heavy steps."""
     *_, last = light_chain(flow, part.end)
     step = flow.made_by(last.value)
     merges = step is not None and step.role is Role.ADD and step.id in part.region and step.id not in writes
     if step is None or not merges or len(step.inputs) != 2:
         return [part]
-    sides = [Part(v, _region_to(flow, source, v, part.region)) for v in step.inputs]
+    sides = [make_part(flow, source, v, region_to(flow, source, v, part.region)) for v in step.inputs]
     heavy = [_heavy(flow, side.region) for side in sides]
     if not heavy[0] or not heavy[1] or heavy[0] & heavy[1]:
         return [part]
     found = [p for side in sides for p in _split(flow, source, side, writes)]
     return sorted(found, key=lambda p: min(_heavy(flow, p.region)))
-
-
-def _region_to(flow: Flow, source: int, end: int, within: frozenset[int]) -> frozenset[int]:
-    """The steps of `within` on ways from `source` to `end`."""
-    todo = [end]
-    visited: set[int] = set()
-    while todo:
-        step = flow.made_by(todo.pop())
-        if step is None or step.id not in within or step.id in visited:
-            continue
-        visited.add(step.id)
-        todo += [v for v in step.inputs if v != source]
-    return _between(flow, source, sorted(visited))
-
-
-def previous_write(flow: Flow, write: Write, writes: dict[int, Write]) -> Write | None:
-    """The write that the trunk of `write` comes from by light steps, norms, activations and its own projection; None
-    at the start of a stream."""
-    passes = LIGHT | {Role.NORM, Role.ACT}
-    value = write.source if write.projected else write.step.inputs[write.trunk]
-    while True:
-        step = flow.made_by(value)
-        if step is None:
-            return None
-        if step.id in writes:
-            return writes[step.id]
-        kept = step.inputs[0] if step.role is Role.NORM else _kept(flow, step)
-        if step.role not in passes or kept is None:
-            return None
-        value = kept
-
-
-def _kept(flow: Flow, step: Step) -> int | None:
-    """The input that a step with one signal keeps; of several the one that others are written into a part of, or put
-    beside as a few more tokens."""
-    if len(step.inputs) == 1:
-        return step.inputs[0]
-    name = base(step.node.op)
-    if name in _INTO and argument_value(step.node.args[0]) == step.inputs[0]:
-        return step.inputs[0]
-    largest = max(step.inputs, key=lambda v: prod(flow.shape(v)), default=-1)
-    if name == "aten.cat" and prod(flow.shape(largest)) >= _MOST * prod(flow.shape(step.outputs[0])):
-        return largest
-    return _rejoined(flow, step) if step.role is Role.MOVE and step.inputs else None
-
-
-def _rejoined(flow: Flow, step: Step) -> int | None:
-    """The value whose pieces `step` puts together again (the tokens of two streams, say); None where they come from
-    several, or pieces are left out."""
-    wholes: set[int] = set()
-    for value in step.inputs:
-        while (maker := flow.made_by(value)) is not None and maker.role is Role.MOVE and len(maker.inputs) == 1:
-            value = maker.inputs[0]
-        wholes.add(value)
-    whole = wholes.pop()
-    alike = prod(flow.shape(whole)) == prod(flow.shape(step.outputs[0]))
-    return whole if not wholes and alike else None

@@ -11,10 +11,11 @@ from normprobe.anatomy.attention.ops import AttentionOp, op_site
 from normprobe.anatomy.flow.ops import WEIGHTY
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams import weights
-from normprobe.anatomy.streams.adds import Part, Write
 from normprobe.anatomy.streams.blocks import Located, block_names
 from normprobe.anatomy.streams.kinds import branch_kind, family
+from normprobe.anatomy.streams.parts import Part
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
+from normprobe.anatomy.streams.trunks import Write
 from normprobe.records import Branch, NormSite
 from normprobe.records.anatomy import BranchKind
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, Role, base, slides
+from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, backward, pools
-from normprobe.anatomy.streams.adds import Part
+from normprobe.anatomy.streams.parts import Part, enters
 from normprobe.records.anatomy import BranchKind
 
 CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
@@ -114,9 +114,15 @@ def _loops(flow: Flow, steps: list[Step]) -> bool:
 
 
 def _reads_elsewhere(flow: Flow, part: Part, source: int) -> bool:
-    """Whether a signal enters the branch that was not computed from its own read of the stream."""
+    """Whether a signal enters the branch that was not computed from its own read of the stream, other than as a shift
+    or a scale before the first weights, or as a scale behind the last (all by a condition)."""
+    heavy = [i for i in part.region if flow.steps[i].role in WEIGHTY]
+    first, last = (min(heavy), max(heavy)) if heavy else (-1, -1)
     for index in part.region:
-        for value in flow.steps[index].inputs:
-            if value != source and flow.producer.get(value, -1) not in part.region:
-                return True
+        step = flow.steps[index]
+        given = index < first or (index > last and step.role is Role.GATE)
+        if not (given and step.role in (Role.ADD, Role.GATE)) and any(
+            enters(flow, v, source, part.region) for v in step.inputs
+        ):
+            return True
     return False

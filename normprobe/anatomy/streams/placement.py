@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import first_readers, last_makers, light_chain, pools
-from normprobe.anatomy.streams.adds import Part, Write
+from normprobe.anatomy.streams.parts import Part
+from normprobe.anatomy.streams.trunks import Write, mixing
 from normprobe.records.anatomy import Placement
 
 _OPEN = frozenset(Role) - WEIGHTY - {Role.NORM}  # everything between the trunk and the first norm or weights
@@ -43,13 +44,13 @@ def branch_norms(flow: Flow, write: Write, part: Part, following: Write | None) 
         part: the branch.
         following: the next write of the stream; None for the last write.
     """
-    before = _all_norms(first_readers(flow, write.source, part.region, _OPEN))
+    before = _all_norms(first_readers(flow, write.source, part.core, _OPEN, mixing(flow, part.core)))
     readers = first_readers(flow, write.output, None, LIGHT)
     on_sum = _all_norms(readers)
     if on_sum and following is not None and not _on_stream(flow, on_sum[0], following):
         on_sum = ()
     activated = bool(before) and all(_only_activations(flow, norm, part.region) for norm in before)
-    if not before and write.projected:
+    if not before and write.way == "projected":
         before, activated = _shared(flow, write)
     act_on_sum = bool(readers) and all(s.role is Role.ACT for s in readers)
     return Norms(before, _behind(flow, part), on_sum, activated, act_on_sum)
@@ -73,10 +74,10 @@ def _shared(flow: Flow, write: Write) -> tuple[tuple[Step, ...], bool]:
 def _behind(flow: Flow, part: Part) -> tuple[Step, ...]:
     """The norms between the last weights and the branch's end, also those behind sums of normed parts."""
     found: list[Step] = []
-    layer = _all_norms(last_makers(flow, part.end, part.region, _OPEN))
+    layer = _all_norms(last_makers(flow, part.end, part.core, _OPEN))
     while layer:
-        found += layer
-        earlier = [s for norm in layer for s in last_makers(flow, norm.inputs[0], part.region, _OPEN)]
+        found += reversed(layer)
+        earlier = [s for norm in layer for s in last_makers(flow, norm.inputs[0], part.core, _OPEN)]
         layer = tuple(s for s in earlier if s.role is Role.NORM and s not in found)
     return tuple(found)
 
@@ -101,7 +102,7 @@ def _all_norms(steps: list[Step]) -> tuple[Step, ...]:
 
 def _on_stream(flow: Flow, norm: Step, following: Write) -> bool:
     """Whether the next write parts from the output of `norm`, and does not have it as a norm of its own."""
-    own = following.projected and norm in _shared(flow, following)[0]
+    own = following.way == "projected" and norm in _shared(flow, following)[0]
     return not own and any(value in norm.outputs for value in _back(flow, following.source))
 
 

@@ -16,10 +16,11 @@ from normprobe.anatomy.flow.ops import LIGHT, Role
 from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import light_chain
-from normprobe.anatomy.streams.adds import Write
 from normprobe.anatomy.streams.blocks import stream_name
 from normprobe.anatomy.streams.branches import Reading, branch_records, norm_path, read_branches
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
+from normprobe.anatomy.streams.topology import topology
+from normprobe.anatomy.streams.trunks import Trunks, Write
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 
@@ -59,6 +60,7 @@ def read_stream(
     norms: Sequence[NormSite],
     model: nn.Module,
     head: HeadWay,
+    trunks: Trunks,
 ) -> ReadStream:
     """Read one stream.
 
@@ -69,6 +71,7 @@ def read_stream(
         norms: all norm sites, as the groups of the flow number them.
         model: for the values of learned scales.
         head: the way to the first returned tensor.
+        trunks: all residual adds.
     """
     readings = read_branches(flow, chain, attention)
     branches = branch_records(flow, readings, norms, model)
@@ -76,7 +79,6 @@ def read_stream(
     ahead = _ahead(branches)
     multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead)
     axis = _feature_axis(flow, readings)
-    final = _final(out, branches, norms, ahead)
     record = Stream(
         name=stream_name([b.block for b in branches]),
         width=flow.shape(chain[0].output)[axis],
@@ -84,7 +86,8 @@ def read_stream(
         placement=_summary(branches),
         parallel=any(b.parallel for b in branches),
         entry_norm=norm_path(entry_norms, norms),
-        **final,
+        **_final(out, branches, norms, ahead, _unread(readings, head)),
+        **topology(flow, chain, trunks),
         raw_readers=out.raw_readers,
         input_multiplier=multiplier,
         feature_axis=axis,
@@ -150,9 +153,20 @@ def _followed(flow: Flow, writer: Step, moves: Sequence[tuple[Step, int]]) -> in
     return -1 if changing[0] == index.dim() - 1 else changing[0]
 
 
-def _final(out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool) -> dict[str, Any]:
+def _unread(readings: Sequence[Reading], head: HeadWay) -> str:
+    """Why nothing reads the stream's end: it leads nowhere, or its features are taken before that."""
+    count = sum(reading.write.step.id not in head.ancestors for reading in readings)
+    if count in (0, len(readings)):
+        return "the stream does not lead to the first output"
+    return f"features are taken at an inner layer: the last {count} of {len(readings)} branches are not read"
+
+
+def _final(
+    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, unread: str
+) -> dict[str, Any]:
     """Path of the final norm, whether one is needed, and why, as fields of the record."""
     path, needed, reason = _final_norm(out, branches, norms, ahead)
+    reason = reason or unread
     return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason}
 
 
@@ -170,7 +184,7 @@ def _final_norm(
         beside = norm_path(out.beside, norms)
         return None, None, f"returned raw as features; another returned tensor reads it through {beside}"
     if out.raw_way is None:
-        return None, None, "the stream does not lead to the first output"
+        return None, None, ""
     if last.placement == "postact":
         return None, False, "the stream ends in an activation"
     counts = Counter(b.placement for b in branches)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from torch import nn
 
-from normprobe.anatomy.flow.ops import WEIGHTY, Role
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
 from normprobe.anatomy.norm_sites.reparametrizations import directions
-from normprobe.anatomy.streams.adds import Part, Write
+from normprobe.anatomy.streams.parts import Part, by_sigmoid, control, enters
+from normprobe.anatomy.streams.trunks import Write, mixing
 from normprobe.records import BranchScale
 
 _ALL = frozenset(Role)
 _UNWEIGHTED = _ALL - WEIGHTY
+_OPEN = _UNWEIGHTED - {Role.NORM}
+_SCALED = LIGHT | {Role.GATE}
 
 
 def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
-    """Parameters of the first weighty steps on every way into the branch."""
+    """Parameters of the first weighty steps on every way into the branch.
+
+    Weights that only make a factor count where they read what the branch reads: a router behind the branch's norm does.
+    """
+    region, mixes = _reading(flow, write, part), mixing(flow, part.core)
     found: list[str] = []
     todo, seen = [write.source], {write.source}
     while todo:
-        for step in first_readers(flow, todo.pop(), part.region, _UNWEIGHTED):
+        for step in first_readers(flow, todo.pop(), region, _UNWEIGHTED, mixes):
             if step.parameters:
                 found += (*step.parameters, *_biases(flow, step, part))
                 continue
@@ -30,13 +37,28 @@ def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _reading(flow: Flow, write: Write, part: Part) -> frozenset[int]:
+    """The branch without those ways of factors that do not begin with one of the norms it begins with."""
+    mixes = mixing(flow, part.core)
+    norms = [s for s in first_readers(flow, write.source, part.core, _OPEN, mixes) if s.role is Role.NORM]
+    if not norms:
+        return part.region
+    live = {v for norm in norms for v in norm.outputs}
+    kept = set(part.core)
+    for index in sorted(part.region):
+        if any(v in live for v in flow.steps[index].inputs):
+            live.update(flow.steps[index].outputs)
+            kept.add(index)
+    return frozenset(kept)
+
+
 def writers(flow: Flow, part: Part, model: nn.Module) -> tuple[str, ...]:
     """Parameters of the last weighty steps on every way out of the branch: those that scale what is written. Of a
     weight-normed weight that is the magnitude, not the direction."""
     found = _biases_behind(flow, part)
     todo, seen = [part.end], {part.end}
     while todo:
-        for step in last_makers(flow, todo.pop(), part.region, _UNWEIGHTED):
+        for step in last_makers(flow, todo.pop(), part.core, _UNWEIGHTED):
             if step.parameters:
                 idle = {p for v in step.statics for p in directions(model, flow, v)}
                 found += [p for p in step.parameters if p not in idle]
@@ -77,20 +99,21 @@ def parameters(flow: Flow, part: Part) -> tuple[str, ...]:
 def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> BranchScale:
     """The factor between the branch's last norm or weights and its add; a mere change of sign is none."""
     constant, found = abs(operand_factor(write.step, write.step.inputs[1 - write.trunk])), BranchScale()
-    step = None
-    for link in light_chain(flow, part.end):
-        step = flow.made_by(link.value)
-        if step is None or step.id not in part.region:
+    value = part.end
+    while (step := flow.made_by(value)) is not None and step.id in part.region and step.role in _SCALED:
+        factor = control(flow, step, write.source, part.region)
+        if step.role is Role.GATE and (step.parameters or factor is None):
             break
-        if step.role is Role.GATE and not step.parameters:
-            return BranchScale(kind="gate") if _learned_gate(flow, step) else found
-        if step.role is not Role.SCALE:
-            continue
-        factor = constant_factor(flow, step)
         if factor is not None:
-            constant *= abs(factor)
+            return BranchScale(kind="gate") if _is_gate(flow, write, part, factor) else found
+        known = constant_factor(flow, step) if step.role is Role.SCALE else 1.0
+        if known is not None:
+            constant *= abs(known)
         elif step.parameters:
             found = _learned(step, model)
+        if len(step.inputs) != 1:
+            break
+        value = step.inputs[0]
     if step is not None and step.role is Role.MATMUL and found.parameter in step.parameters:
         found = BranchScale()  # the scales of a quantised weight
     if found.kind == "none" and constant != 1.0:
@@ -107,7 +130,6 @@ def _learned(step: Step, model: nn.Module) -> BranchScale:
     return BranchScale(kind="scalar", value=value, parameter=name)
 
 
-def _learned_gate(flow: Flow, step: Step) -> bool:
-    """Whether one factor of a product is a gate: one value or channel vector for each token by way of a sigmoid."""
-    makers = [flow.made_by(v) for v in step.inputs]
-    return any(m is not None and m.role is Role.ACT and "sigmoid" in m.node.op for m in makers)
+def _is_gate(flow: Flow, write: Write, part: Part, factor: int) -> bool:
+    """Whether a factor is a gate: made by a sigmoid, or given by a condition from outside the branch."""
+    return by_sigmoid(flow, factor) or enters(flow, factor, write.source, part.region)

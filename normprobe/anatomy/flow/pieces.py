@@ -1,0 +1,79 @@
+"""Pieces of a concatenation: a split that takes it apart where it was joined gives back what went in."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from normprobe.anatomy.flow.ops import base
+from normprobe.capture.trace import Node, Ref, Trace
+
+_JOINS = frozenset({"aten.cat", "aten.stack"})
+_Range = tuple[int, int]
+
+
+def pieces(trace: Trace) -> dict[int, int]:
+    """The outputs of splits, slices and selections that are tensors which were joined or stacked just before, with
+    those tensors; only of joined tensors that nothing reads as a whole."""
+    joined = {v for node in trace.nodes if base(node.op) in _JOINS for v in node.outputs}
+    joined -= {v for _, v in trace.outputs}
+    found: dict[int, dict[int, int]] = {v: {} for v in joined}
+    for node in trace.nodes:
+        for value in joined.intersection(node.inputs):
+            taken = _taken(trace, node)
+            if len(taken) < len(node.outputs):
+                joined.discard(value)
+            found[value].update(taken)
+    return {output: piece for value in joined for output, piece in found[value].items()}
+
+
+def _taken(trace: Trace, node: Node) -> dict[int, int]:
+    """The outputs of a node that are tensors which its input was joined from."""
+    joined = node.args[0] if node.args else None
+    if not isinstance(joined, Ref):
+        return {}
+    maker = trace.producer(joined.value)
+    stacked = base(maker.op) == "aten.stack"
+    if base(maker.op) not in _JOINS:
+        return {}
+    shape = trace.values[joined.value].shape
+    tensors = [ref.value for ref in maker.args[0]]
+    if any(not stacked and len(trace.values[v].shape) != len(shape) for v in tensors):  # empty ones may lack axes
+        return {}
+    axis = _axis(maker, len(shape))
+    given = _ranges(node, axis, shape, selects=stacked)
+    sizes = [1 if stacked else trace.values[v].shape[axis] for v in tensors]
+    starts = list(pairwise(accumulate(sizes, initial=0)))
+    held = {where: value for where, value in zip(starts, tensors, strict=True)}
+    return {out: held[where] for out, where in zip(node.outputs, given, strict=False) if where in held}
+
+
+def _axis(node: Node, rank: int) -> int:
+    """The axis on which a cat, a stack or an unbind works."""
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return int(axis) % rank
+
+
+def _ranges(node: Node, axis: int, shape: tuple[int, ...], selects: bool) -> list[_Range]:
+    """Which part of `axis` each output holds; empty where it works on another axis."""
+    size, op, args = shape[axis], base(node.op), [*node.args[1:], *node.kwargs.values()]
+    if selects:
+        if op == "aten.unbind" and _axis(node, len(shape)) == axis:
+            return list(pairwise(range(size + 1)))
+        if op == "aten.select" and int(args[0]) % len(shape) == axis:
+            at = int(args[1]) % size
+            return [(at, at + 1)]
+        return []
+    if op in ("aten.split", "aten.split_with_sizes"):
+        if (int(args[1]) if len(args) > 1 else 0) % len(shape) != axis:
+            return []
+        each = args[0]
+        ends = list(accumulate(each)) if isinstance(each, (list, tuple)) else [*range(each, size, each), size]
+        return list(pairwise([0, *(int(end) for end in ends)]))
+    if op == "aten.slice" and int(args[0] if args else 0) % len(shape) == axis and len(args) < 4:
+        return [_slice(size, *(args[1:3]))]
+    return []
+
+
+def _slice(size: int, start: int | None = None, end: int | None = None) -> _Range:
+    first, last, _ = slice(start, end).indices(size)
+    return first, last

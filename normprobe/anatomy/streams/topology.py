@@ -1,0 +1,51 @@
+"""What kind of residual path a chain of writes is: one trunk, several copies of it, a pair that read each other, …"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from normprobe.anatomy.flow.ops import LIGHT, Role
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.streams.parts import control
+from normprobe.anatomy.streams.trunks import MOST_COPIES, Trunks, Write, behind, copies, latest_stacked, mixed
+from normprobe.records.anatomy import Topology
+
+
+def topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> dict[str, Any]:
+    """The word for the chain's residual path, and the number of parallel streams it consists of, as fields."""
+    word, number = _topology(flow, chain, trunks)
+    return {"topology": word, "copies": number}
+
+
+def _topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> tuple[Topology, int]:
+    own = {w.step.id for w in chain}
+    partners = {w.crossed for w in chain if w.crossed is not None} & trunks.writes.keys()
+    if any(trunks.writes[i].crossed in own for i in partners):
+        return "reversible", 1
+    hops = [step for write in chain for step in behind(flow, write, trunks)]
+    mixes = {s.id: value for s in hops if (value := mixed(flow, s)) is not None}
+    over_depth = [i for i, value in mixes.items() if latest_stacked(flow, value) != value]
+    numbers = [copies(flow, flow.steps[i]) for i in mixes if i not in over_depth]
+    spread = {_spread(flow, write) for write in chain}
+    if numbers or (len(spread) == 1 and 1 < min(spread) <= MOST_COPIES):
+        return "parallel_streams", max(numbers, default=min(spread))
+    if all(write.way == "gated" for write in chain):
+        return "gated", 1
+    again = over_depth or any(step.id in trunks.merges for step in hops)
+    return ("long_skips" if again else "ordinary"), 1
+
+
+def _spread(flow: Flow, write: Write) -> int:
+    """Over how many copies of the trunk the branch's result is spread: the trunk's size over that of the result."""
+    value = write.whole.end
+    while (step := flow.made_by(value)) is not None and step.id in write.whole.region:
+        factor = control(flow, step, write.source, write.whole.region)
+        if step.role not in LIGHT and not (step.role is Role.GATE and factor is not None):
+            break
+        if len(step.inputs) > 1 and factor is None:
+            break
+        value = next(v for v in step.inputs if v != factor)
+    whole, part = math.prod(flow.shape(write.output)), math.prod(flow.shape(value))
+    return whole // part if part and whole % part == 0 else 1
