@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 _FLEX = torch.ops.higher_order.flex_attention
 _OPERANDS = ("query", "key", "value")
@@ -22,6 +23,17 @@ COMPOSITES: Mapping[Callable[..., Any], tuple[str, ...]] = {
 }
 _LARGEST = 1 << 18  # places of a mask that are computed
 _PROBES = (0.0, 0.01, 0.02, 1e4, 1e6, -1e6)  # logits whose way through a score function is looked at
+
+
+def is_product_of_parts(function: Any, args: Any) -> bool:
+    """Whether a linear map has a weight of several tensors (a quantised one, say), and so is no product by itself."""
+    return function is F.linear and len(args) > 1 and is_traceable_wrapper_subclass(args[1])
+
+
+def without_modes(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose inner operations are not to be seen."""
+    with _disable_current_modes():
+        return function(*args, **kwargs)
 
 
 def arguments_of(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:

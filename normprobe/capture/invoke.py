@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -46,6 +47,19 @@ def invoke(
     if "use_cache" not in kwargs and _accepts_cache_flag(model):
         kwargs["use_cache"] = False
     return (run or model)(*args, **kwargs)
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise an InputError where a parameter or buffer has no values yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            path = name.rpartition(".")[0]
+            raise InputError(
+                f"{name} has no values yet",
+                expected="a model whose parameters have their shapes",
+                found=f"{type(model.get_submodule(path)).__name__} at {path or '.'}, a lazy module that never ran",
+                hint="run it once first: model(inputs)",
+            )
 
 
 def split(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from normprobe.capture.calls import CallSpec
-from normprobe.capture.composites import COMPOSITES, arguments_of, opened
+from normprobe.capture.composites import COMPOSITES, arguments_of, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import compiles, untouched
-from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.invoke import Inputs, invoke, refuse_lazy
 from normprobe.capture.leaves import replaced, tensors
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta
@@ -26,7 +25,6 @@ from normprobe.capture.storage import ValueTable, inner_tensors
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written
-from normprobe.errors import InputError
 
 HELD = 1 << 18  # elements; copies of larger inputs and constants are not kept
 
@@ -39,7 +37,7 @@ def record(model: nn.Module, inputs: Inputs) -> Trace:
     Raises:
         InputError: if a parameter of a lazy module has no values yet, or the inputs cannot be passed.
     """
-    _refuse_lazy(model)
+    refuse_lazy(model)
     compiled = compiles()
     try:
         trace = _record(model, inputs)
@@ -61,18 +59,6 @@ def _record(model: nn.Module, inputs: Inputs) -> Trace:
                 output = invoke(model, inputs, recorder.place, recorder.root(model))
             recorder.finish(output)
     return recorder.trace
-
-
-def _refuse_lazy(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            path = name.rpartition(".")[0]
-            raise InputError(
-                f"{name} has no values yet",
-                expected="a model whose parameters have their shapes",
-                found=f"{type(model.get_submodule(path)).__name__} at {path or '.'}, a lazy module that never ran",
-                hint="run it once first: model(inputs)",
-            )
 
 
 class _Recorder:
@@ -149,6 +135,16 @@ class _Recorder:
         finally:
             self.stack.pop()
         return self.close(call, output)
+
+    def product(self, function: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        """Record a linear map whose weight consists of several tensors as one product, like that of a plain weight."""
+        shape = weight.shape[::-1]
+        turned = partial(without_modes, torch.empty, shape, device="meta")
+        factors = (x, self.operation(torch.ops.aten.t.default, (weight,), {}, turned))
+        run = partial(without_modes, function, x, weight, bias)
+        if bias is None:
+            return self.operation(torch.ops.aten.mm.default, factors, {}, run)
+        return self.operation(torch.ops.aten.addmm.default, (bias, *factors), {}, run)
 
     def finish(self, output: Any) -> None:
         """Name the returned tensors by their place in the output."""
@@ -285,6 +281,8 @@ class _Functions(TorchFunctionMode):
             return self.recorder.composite(func, args, kwargs or {})
         if self.recorder.shadows is not None and func in READERS and args[0].is_meta:
             return self.recorder.shadows.read(func, args, kwargs or {})
+        if is_product_of_parts(func, args):
+            return self.recorder.product(func, *args, **(kwargs or {}))
         inside = opened(func)
         if inside is None:
             return func(*args, **(kwargs or {}))

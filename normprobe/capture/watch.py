@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from normprobe.capture.composites import COMPOSITES, opened
+from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.wrappers import wrapped_forwards
@@ -123,9 +123,9 @@ class _Watcher:
         self.runs[path] = execution + 1
         first = path == "." and execution == 0
         frame = self.root if first else _Frame(self.plans.get((path, execution), {}))
-        return self._within(frame, forward, args, kwargs)
+        return self.within(frame, forward, args, kwargs)
 
-    def _within(self, frame: _Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def within(self, frame: _Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outer, self.frame = self.frame, frame
         try:
             return function(*args, **kwargs)
@@ -135,7 +135,7 @@ class _Watcher:
     def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
         """A torch function that is watched as a whole: what it is made of is not counted."""
         site = self.frame.site(function.__name__)
-        run = partial(self._within, _Frame({}), function, args, kwargs)
+        run = partial(self.within, _Frame({}), function, args, kwargs)
         if site is None:
             return run()
         return self.operation(site, dict(zip(names, args, strict=False)) | kwargs, run)
@@ -206,6 +206,8 @@ class _Functions(TorchFunctionMode):
         names = COMPOSITES.get(func)
         if names is not None:
             return self.watcher.composite(func, names, args, kwargs or {})
+        if is_product_of_parts(func, args):
+            return self.watcher.within(_Frame({}), func, args, kwargs or {})
         inside = opened(func)
         if inside is None:
             return func(*args, **(kwargs or {}))

@@ -118,8 +118,8 @@ def int8(base: nn.Linear) -> nn.Linear:
 
 def test_quantised_weights_of_a_tensor_subclass_are_read_by_their_name() -> None:
     first, _ = branches(residual(layer=int8))
-    assert "0.down.weight" in first.writers
-    assert "0.up.weight" in first.readers
+    assert set(first.writers) == {"0.down.weight", "0.down.bias"}
+    assert set(first.readers) == {"0.up.weight", "0.up.bias"}
 
 
 @pytest.mark.filterwarnings("ignore")
