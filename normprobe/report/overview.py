@@ -111,7 +111,7 @@ def _head(head: Head | None) -> list[str]:
 
 
 def _factor(value: float | None) -> str:
-    return "a factor that is not constant" if value is None else number(value)
+    return "a factor that is not one known number" if value is None else number(value)
 
 
 def owner(anatomy: Anatomy, path: str) -> Stream | None:

@@ -66,7 +66,7 @@ def test_scales_other_than_one_are_said() -> None:
     )
     one = one.model_copy(update={"branches": branches})
     facts = stream_facts(Anatomy(streams=(one,)), one)
-    assert "stream input × a factor that is not constant" in facts
+    assert "stream input × a factor that is not one known number" in facts
     assert "skip scale 1.5, not constant" in facts
     assert "branch scale 0.22, gated" in facts
 
