@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.ops import base
 from normprobe.capture.trace import Node, Ref, Trace
-from normprobe.capture.writes import written
+from normprobe.capture.writes import written, written_arguments
 
 _LARGEST = 1 << 24  # elements; values that need larger tensors are not computed again
+_SHARED = 1 << 16  # elements; what is larger is not kept for other values
 _MOST = 2000  # operations; values that took more are not computed again
 
 
@@ -26,6 +28,7 @@ class Statics:
     def __init__(self, model: nn.Module, trace: Trace) -> None:
         self._model, self._trace = model, trace
         self._known: dict[int, Tensor | None] = {}
+        self._made: dict[int, Tensor] = {}  # on the way to others, by operations of which none writes in place
 
     def tensor(self, value: int) -> Tensor | None:
         """What `value` held, None where it cannot be known; on the processor where the model is on meta."""
@@ -45,8 +48,12 @@ class Statics:
         return None
 
     def _compute(self, value: int) -> Tensor | None:
-        found: dict[int, Tensor] = {}
-        for node in self._behind(value) or ():
+        nodes = self._behind(value, self._made)
+        writing = nodes is not None and any(written_arguments(node.function) for node in nodes)
+        if writing:  # what others share must not be written
+            nodes = self._behind(value, {})
+        found = {} if writing else dict(self._made)
+        for node in nodes or ():
             try:
                 made = self._run(node, found)
             except (RuntimeError, TypeError, NotImplementedError):  # an operation that wants another device
@@ -54,15 +61,19 @@ class Statics:
             if made is None:
                 return None
             found.update(zip(node.outputs, made, strict=True))
+        if not writing:
+            self._made.update((v, t) for v, t in found.items() if t.numel() <= _SHARED)
         return found.get(value)
 
-    def _behind(self, value: int) -> list[Node] | None:
-        """The operations that `value` was computed by, in order of time; None where one of them is out of reach."""
+    def _behind(self, value: int, made: Mapping[int, Tensor]) -> list[Node] | None:
+        """The operations that `value` was computed by from what is made already, in order of time; None where one of
+        them is out of reach."""
         found: dict[int, Node] = {}
         todo = [value]
         while todo:
-            node = self._trace.producer(todo.pop())
-            if node.id in found:
+            current = todo.pop()
+            node = self._trace.producer(current)
+            if current in made or node.id in found:
                 continue
             if len(found) > _MOST or not self._runs(node):
                 return None
