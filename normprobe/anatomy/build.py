@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.jit import ScriptModule
 
 from normprobe.anatomy.attention.ops import AttentionOp, find_attention
-from normprobe.anatomy.attention.sites import read_attention
+from normprobe.anatomy.attention.sites import ReadSite, read_attention
 from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow, Group
@@ -66,7 +66,19 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         head=head,
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
-    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model)))
+    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *_unknown_rows(sites)))
+
+
+def _unknown_rows(sites: Sequence[ReadSite]) -> Iterator[Skipped]:
+    """Operands of attention of which the weight's rows are not known, sites of one reason together."""
+    paths: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for site in sites:
+        for why in dict.fromkeys(why for _, why in site.unknown):
+            operands = tuple(str(name) for name, reason in site.unknown if reason == why)
+            paths.setdefault((operands, why), []).append(site.record.path)
+    for (names, why), where in paths.items():
+        others = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        yield Skipped(what=f"weight rows behind {', '.join(names)} at {where[0]}{others}", why=why)
 
 
 def _scripted(model: nn.Module) -> list[Skipped]:

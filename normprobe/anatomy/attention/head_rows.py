@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from normprobe.anatomy.attention.sides import Side
 from normprobe.anatomy.flow.ops import base
-from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.replay import ABSENT, replay
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import Node, Ref
 from normprobe.records import HeadRows
+
+_TOKENS = 512  # tokens of which each head's rows are looked at
 
 Shape = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
@@ -22,53 +25,80 @@ Ranges = tuple[tuple[int, int], ...]
 Views = list[tuple[Node, int]]  # recorded operations, and which of their outputs goes on
 
 
-def head_rows(flow: Flow, value: int, side: Side, heads: int) -> HeadRows | None:
-    """The rows of the projection's weight behind each head of the attention operand `value`; None where they cannot be
-    told (another operation than a view lies between, or the weight is computed). Sites that are built alike share one
-    answer."""
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one parameter behind an operand: `places` has for each of its vectors, by its leading axes and
+    tokens, the number of the set of rows behind it; `sets` are those sets, in the order of their first vectors."""
+
+    parameter: str
+    axis: int
+    places: Tensor
+    sets: tuple[Ranges, ...]
+
+    def at(self, query: Rows | None) -> HeadRows:
+        """The rows of each head of a query that runs over as many leading places; else of each of the own heads."""
+        sets = self.sets
+        own = self.places.flatten(0, -2)
+        if query is not None and own.shape[0] == query.places.flatten(0, -2).shape[0]:
+            first = {int(head): i for i, head in reversed(list(enumerate(query.places.flatten(0, -2)[:, 0])))}
+            if len(first) == len(query.sets):
+                sets = tuple(self.sets[int(own[first[i], 0])] for i in range(len(first)))
+        return HeadRows(parameter=self.parameter, axis=self.axis, heads=sets)
+
+
+def head_rows(flow: Flow, value: int, side: Side, features: int) -> Rows | str:
+    """The rows of the projection's weight behind the attention operand `value`, whose features are its axis
+    `features` (−1 or −2); or the reason why they cannot be told. Sites that are built alike share one answer."""
     if side.projection is None:
-        return None
+        return "they come from no single product with a weight"
     moves = [(step.node, place) for step, place in reversed(side.moves)]
     output = flow.shape(side.projection.outputs[0])
-    for name, size, views in _weights(flow, side.projection):
-        key = ("head rows", size, _signature(views), output, _signature(moves), flow.shape(value), heads)
+    channels = 1 if base(side.projection.node.op) == "aten.convolution" else len(output) - 1
+    for name, size, views in _weights(flow, side.projection, output[channels]):
+        key = ("head rows", size, _signature(flow, views), output, _signature(flow, moves), flow.shape(value), features)
         if key not in flow.memo:
-            flow.memo[key] = _read(size, views, output, moves, flow.shape(value), heads)
+            flow.memo[key] = _read(flow, size, views, (output, channels), moves, (flow.shape(value), features))
         if flow.memo[key] is not None:
-            axis, rows = flow.memo[key]
-            return HeadRows(parameter=name, axis=axis, heads=rows)
-    return None
+            return Rows(name, *flow.memo[key])
+    return "more than a move of elements lies between their weight and the attention"
 
 
 def _read(
-    size: Shape, views: Views, output: Shape, moves: Views, operand: Shape, heads: int
-) -> tuple[int, tuple[Ranges, ...]] | None:
-    """The axis of output features in a parameter of shape `size`, and the rows on it that feed each head."""
-    features = _features(size, views, output[-1])
+    flow: Flow, size: Shape, views: Views, made: tuple[Shape, int], moves: Views, operand: tuple[Shape, int]
+) -> tuple[int, Tensor, tuple[Ranges, ...]] | None:
+    """The axis of output features in a parameter of shape `size`, and the rows on it behind each vector."""
+    output, channels = made
+    features = _features(flow, size, views, output[channels])
     if features is None:
         return None
     axis, rows = features
-    index: Tensor | None = rows.expand(output)
+    index: Tensor | None = rows.view(-1, *(1 for _ in output[channels + 1 :])).expand(output)
     for node, place in moves:
-        index = None if index is None else replay(node, index, place)
-    if index is None or index.shape != operand or index.dim() < 3:
+        index = None if index is None else replay(flow, node, index, place)
+    if index is None or index.shape != operand[0] or index.dim() < 3:
         return None
-    per_head = index.reshape(-1, *index.shape[-2:])
-    if per_head.shape[0] % heads:
-        return None
-    found = []
-    for head in per_head[:heads]:  # every token has the same rows, on whichever of the last two axes tokens are
-        found.append(_ranges(sorted({*head[0].tolist(), *head[:, 0].tolist()})))
-    return axis, tuple(found)
+    return axis, *_sets(index.movedim(operand[1], -1))
 
 
-def _features(size: Shape, views: Views, width: int) -> tuple[int, Tensor] | None:
+def _sets(vectors: Tensor) -> tuple[Tensor, tuple[Ranges, ...]]:
+    """Numbers of the distinct vectors, at most some hundred tokens of each place, and what those are as ranges."""
+    some = vectors[..., :_TOKENS, :]
+    distinct, places = torch.unique(some.flatten(0, -2), dim=0, return_inverse=True)
+    first = torch.full((len(distinct),), len(places)).scatter_reduce(0, places, torch.arange(len(places)), "amin")
+    order = first.argsort()
+    found = tuple(_ranges(sorted({*distinct[i].tolist()} - {ABSENT})) for i in order)
+    return order.argsort()[places].view(some.shape[:-1]), found
+
+
+def _features(flow: Flow, size: Shape, views: Views, width: int) -> tuple[int, Tensor] | None:
     """Row and column numbers of the parameter are sent through the views; the one that changes along the output's
     features is the axis, and says which row is behind each feature."""
+    if len(size) > 2:  # a kernel: its first axis is that of the channels that it makes
+        return (0, torch.arange(width)) if size[0] == width and not views else None
     for axis, numbers in enumerate(torch.meshgrid(*(torch.arange(n) for n in size), indexing="ij")):
         moved: Tensor | None = numbers
         for node, place in views:
-            moved = None if moved is None else replay(node, moved, place)
+            moved = None if moved is None else replay(flow, node, moved, place)
         if moved is None:
             continue
         row = moved.reshape(-1, width)
@@ -78,11 +108,19 @@ def _features(size: Shape, views: Views, width: int) -> tuple[int, Tensor] | Non
     return None
 
 
-def _signature(views: Views) -> tuple[Any, ...]:
-    """Equal for two chains of views only if the same operations were given the same arguments."""
+def _signature(flow: Flow, views: Views) -> tuple[Any, ...]:
+    """Equal for two chains of views only if the same operations were given the same arguments, and equal indices."""
+
+    def content(ref: Ref) -> object:
+        about = flow.trace.values[ref.value]
+        if flow.levels.signal(ref.value) or about.dtype.is_floating_point:
+            return "%"
+        held = flow.statics.tensor(ref.value)
+        return ref if held is None else (about.shape, held.flatten().tolist())
+
     rows = []
     for node, place in views:
-        arguments = replaced((node.args, node.kwargs), lambda _: "%", of=Ref)
+        arguments = replaced((node.args, node.kwargs), content, of=Ref)
         rows.append((node.op, repr(arguments), place))
     return tuple(rows)
 
@@ -98,25 +136,28 @@ def _ranges(rows: list[int]) -> Ranges:
     return tuple(found)
 
 
-def _weights(flow: Flow, projection: Step) -> Iterator[tuple[str, Shape, Views]]:
-    """Two-dimensional parameters behind a projection: name, shape, and the views between it and the product."""
-    width = flow.shape(projection.outputs[0])[-1]
+def _weights(flow: Flow, projection: Step, width: int) -> Iterator[tuple[str, Shape, Views]]:
+    """Parameters behind a projection to `width` features: name, shape, and the views between it and the product."""
+    kernel = base(projection.node.op) == "aten.convolution"
+    if kernel and (projection.node.args[-1] != 1 or projection.node.args[6]):
+        return  # in groups, or transposed
     for value in projection.statics:
         shape = flow.trace.values[value].shape
-        if len(shape) in (2, 3) and shape[-1] == width:  # three axes where the weight is repeated for a batch
-            found = _views(flow, value)
+        rank = range(3, 6) if kernel else (2, 3)  # three axes where the weight is repeated for a batch
+        if len(shape) in rank and shape[0 if kernel else -1] == width:
+            found = _views(flow, value, rank if kernel else (2,))
             if found is not None:
                 yield found
 
 
-def _views(flow: Flow, value: int) -> tuple[str, Shape, Views] | None:
+def _views(flow: Flow, value: int, rank: Container[int]) -> tuple[str, Shape, Views] | None:
     """Name and shape of the parameter that a static value is a view or cast of, and the operations between."""
     steps: Views = []
     while True:
         node = flow.trace.producer(value)
         if node.op == "parameter":
             shape = flow.trace.values[value].shape
-            return (node.name, shape, steps[::-1]) if len(shape) == 2 else None
+            return (node.name, shape, steps[::-1]) if len(shape) in rank else None
         if not (getattr(node.function, "is_view", False) or base(node.op) in ("aten._to_copy", "aten.clone")):
             return None
         steps.append((node, node.outputs.index(value)))

@@ -150,7 +150,7 @@ class MaskReader:
         shape = self.flow.trace.values[source].shape
         if found.places is None or shape == self.flow.trace.values[value].shape:
             return found
-        places = replay(node, found.places.expand(shape), node.outputs.index(value))
+        places = replay(self.flow, node, found.places.expand(shape), node.outputs.index(value))
         return Hidden(places, found.more or places is None, found.biased, found.sinks)
 
     def _tensor(self, value: int) -> Tensor | None:

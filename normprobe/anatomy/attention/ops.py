@@ -9,7 +9,7 @@ from typing import Any
 from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers
+from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
 from normprobe.records import OpSite
 
 _BETWEEN = LIGHT | {Role.ADD, Role.ACT}  # mask, bias, scale, softcap
@@ -20,9 +20,9 @@ _PASS_ON = LIGHT | {Role.ACT, Role.GATE, Role.POOL}
 class AttentionOp:
     """One attention operation of the flow.
 
-    `query`, `key` and `value` are values shaped (…, tokens, head_dim); `factor` is what multiplies q·kᵀ after the
-    product (None: not constant). `causal` is true where the operation itself hides later keys; `hidden` is what its
-    mask hides of the `places`, (queries, keys).
+    `query`, `key` and `value` are values shaped (…, tokens, head_dim); `across` are the axes of the features of key and
+    value, which may lie turned. `factor` is what multiplies q·kᵀ after the product (None: not constant). `causal` is
+    true where the operation itself hides later keys; `hidden` is what its mask hides of the `places`, (queries, keys).
     """
 
     step: Step
@@ -32,6 +32,7 @@ class AttentionOp:
     factor: float | None
     scale_parameters: tuple[str, ...]
     softcap: float | None
+    across: tuple[int, int]
     causal: bool
     hidden: Hidden
     places: tuple[int, int]
@@ -76,7 +77,7 @@ def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
 def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site: OpSite) -> AttentionOp | None:
     """An operation that is attention as a whole, by the names of its arguments."""
     query, key, value = (argument_value(arguments.get(n)) for n in ("query", "key", "value"))
-    if query is None or key is None or value is None or not all(flow.levels.signal(v) for v in (query, key, value)):
+    if query is None or key is None or value is None:
         return None
     scale = arguments.get("scale")
     factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
@@ -85,7 +86,7 @@ def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site:
     places = (flow.shape(query)[-2], flow.shape(key)[-2])
     causal = bool(arguments.get("is_causal", False))
     cap = arguments.get("softcap")
-    return AttentionOp(step, query, key, value, factor, (), cap, causal, hidden, places, kernel, site)
+    return AttentionOp(step, query, key, value, factor, (), cap, (-1, -1), causal, hidden, places, kernel, site)
 
 
 @dataclass
@@ -108,6 +109,7 @@ def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
     weighing = _weighing(flow, step)
     if operands is None or weighing is None:
         return None
+    values, across = weighing
     factor = logits.factor
     alpha = product.node.kwargs.get("alpha", 1.0)
     if isinstance(alpha, (int, float)) and factor is not None:
@@ -117,10 +119,11 @@ def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
     return AttentionOp(
         step,
         *operands,
-        weighing,
+        values,
         factor,
         logits.parameters,
         logits.after_tanh,
+        (-2, across),
         False,
         hidden,
         (queries, keys - hidden.sinks),
@@ -191,13 +194,15 @@ def _operands(flow: Flow, product: Step) -> tuple[int, int] | None:
     return values[0], values[1]
 
 
-def _weighing(flow: Flow, softmax: Step) -> int | None:
-    """The values that the softmax's output weighs, or None if no product of two signals follows."""
+def _weighing(flow: Flow, softmax: Step) -> tuple[int, int] | None:
+    """The values that the softmax's output weighs and the axis of their features, which is −2 where they are the first
+    factor; None if no product of two signals follows."""
     for output in softmax.outputs:
         for step in first_readers(flow, output, None, _PASS_ON):
             operands = _operands(flow, step) if step.role is Role.MATMUL else None
             if operands is not None:
-                return operands[1]
+                first, second = operands
+                return (first, -2) if second in reached(flow, output, _PASS_ON) else (second, -1)
     return None
 
 

@@ -5,29 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from normprobe.anatomy.attention.head_rows import head_rows
+from normprobe.anatomy.attention.head_rows import Rows, head_rows
 from normprobe.anatomy.attention.ops import AttentionOp
 from normprobe.anatomy.attention.reach import reach
 from normprobe.anatomy.attention.sides import Side, trace_side
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.records import AttentionSite, HeadRows, NormSite, QKNorm
+from normprobe.records import AttentionSite, NormSite, QKNorm
+
+Operand = Literal["q", "k", "v"]
 
 
 @dataclass(frozen=True)
 class ReadSite:
-    """One attention site, with the norm steps on its query and key."""
+    """One attention site, with the norm steps on its query and key, and why rows of an operand are not known."""
 
     record: AttentionSite
     query_norms: tuple[Step, ...]
     key_norms: tuple[Step, ...]
+    unknown: tuple[tuple[Operand, str], ...]
 
 
 def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSite:
     """Everything that the data flow tells about one attention operation."""
     query, key, value = (trace_side(flow, v) for v in (op.query, op.key, op.value))
     shape = flow.shape(op.query)
-    heads = _heads(flow, op, query)
-    columns = _columns(flow, (("q", op.query, query), ("k", op.key, key), ("v", op.value, value)), heads)
+    operands: dict[Operand, tuple[int, Side, int]] = {
+        "q": (op.query, query, -1),
+        "k": (op.key, key, op.across[0]),
+        "v": (op.value, value, op.across[1]),
+    }
+    found = {name: head_rows(flow, *operand) for name, operand in operands.items()}
+    rows = {name: one for name, one in found.items() if isinstance(one, Rows)}
+    heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query)
     factors = (op.factor, query.factor, key.factor)
     known = [f for f in factors if f is not None]
     causal, window = (True, None) if op.causal else reach(op.hidden, *op.places)
@@ -35,7 +44,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     record = AttentionSite(
         path=op.site.path,
         heads=heads,
-        kv_heads=_kv_heads(flow, op, columns, heads),
+        kv_heads=len(rows["k"].sets) if "k" in rows else _kv_heads(flow, op, heads),
         head_dim=shape[-1],
         scale=known[0] * known[1] * known[2] if len(known) == 3 else None,
         scale_parameter=parameters[0] if parameters else None,
@@ -46,26 +55,12 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         biased=op.hidden.biased,
         kernel=op.kernel,
         qk_norm=_qk_norm(query, key, norms, heads, shape[-1]),
-        columns=columns,
+        columns={name: one.at(rows.get("q")) for name, one in rows.items()},
         site=op.site,
     )
     query_norms, key_norms = (side.norms if _site(side, norms) is not None else () for side in (query, key))
-    return ReadSite(record, query_norms, key_norms)
-
-
-def _columns(
-    flow: Flow, operands: tuple[tuple[Literal["q", "k", "v"], int, Side], ...], heads: int
-) -> dict[Literal["q", "k", "v"], HeadRows]:
-    found = {
-        name: head_rows(flow, operand, side, _operand_heads(flow, operand, heads)) for name, operand, side in operands
-    }
-    return {name: rows for name, rows in found.items() if rows is not None}
-
-
-def _operand_heads(flow: Flow, operand: int, heads: int) -> int:
-    """Heads in the operand itself: grouped kernels take fewer keys than queries."""
-    shape = flow.shape(operand)
-    return shape[1] if len(shape) == 4 else heads
+    unknown = tuple((name, one) for name, one in found.items() if isinstance(one, str))
+    return ReadSite(record, query_norms, key_norms, unknown)
 
 
 def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
@@ -81,10 +76,7 @@ def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
     return shape[0] // batch if shape[0] % batch == 0 else 1
 
 
-def _kv_heads(flow: Flow, op: AttentionOp, columns: dict[Literal["q", "k", "v"], HeadRows], heads: int) -> int:
-    """Distinct sets of weight rows among the key's heads; the key's own heads where the rows are not known."""
-    if "k" in columns:
-        return len(set(columns["k"].heads))
+def _kv_heads(flow: Flow, op: AttentionOp, heads: int) -> int:
     shape = flow.shape(op.key)
     return shape[1] if len(shape) == 4 else heads
 

@@ -1,4 +1,4 @@
-"""Recorded views run again on other tensors, so that indices can be sent through them."""
+"""Recorded moves run again on other tensors, so that indices can be sent through them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.ops import PIECE, base
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import Node, Ref
 
+ABSENT = -1  # stands where a move puts in something from elsewhere
 
-def replay(node: Node, tensor: Tensor, place: int) -> Tensor | None:
-    """Run a recorded view or copy on another tensor; None where it needs more than that one tensor."""
+
+def replay(flow: Flow, node: Node, tensor: Tensor, place: int) -> Tensor | None:
+    """Run a recorded view, copy or pick on another tensor in place of the signal that it reads.
+
+    What it reads besides must depend on no signal: indices are as recorded, other contents are `ABSENT`.
+    None where that does not hold, or the values are needed themselves.
+    """
     if node.op == PIECE:
         return tensor
-    if node.function is None or sum(isinstance(a, Ref) for a in pytree.tree_leaves((node.args, node.kwargs))) != 1:
+    if node.function is None:
         return None
     if base(node.op) == "aten._to_copy":
         return tensor
-    args, kwargs = pytree.tree_map_only(Ref, lambda _: tensor, (node.args, node.kwargs))
+    signals = [v for v in node.inputs if flow.levels.signal(v)] or list(node.inputs)
+    others = {v: _other(flow, v, tensor) for v in node.inputs if v not in signals[:1]}
+    if len(signals) != 1 or any(other is None for other in others.values()):
+        return None
+    args, kwargs = replaced((node.args, node.kwargs), lambda ref: others.get(ref.value, tensor), of=Ref)
     function: Any = torch.ops.aten.reshape.default if base(node.op) == "aten.view" else node.function
     try:
         output = function(*args, **kwargs)
-    except RuntimeError:  # a view of another dtype (complex numbers of a rotary embedding): rows cannot be told
+    except (RuntimeError, TypeError):  # a view of another dtype (complex numbers of a rotary embedding), -inf filled in
         return None
     made = output if isinstance(output, (tuple, list)) else [output]
     return made[place] if isinstance(made[place], Tensor) else None
+
+
+def _other(flow: Flow, value: int, like: Tensor) -> Tensor | None:
+    about = flow.trace.values[value]
+    if about.dtype.is_floating_point:
+        return torch.full((1,), ABSENT).to(like.dtype).expand(about.shape)
+    return None if flow.levels.signal(value) else flow.statics.tensor(value)

@@ -144,7 +144,7 @@ def _followed(flow: Flow, writer: Step, moves: Sequence[tuple[Step, int]]) -> in
     index: Tensor | None = torch.arange(shape[axis]).view([-1 if i == axis else 1 for i in range(len(shape))])
     index = None if index is None else index.expand(shape).contiguous()
     for step, place in reversed(moves):
-        index = None if index is None else replay(step.node, index, place)
+        index = None if index is None else replay(flow, step.node, index, place)
     if index is None:
         return None
     changing = [i for i in range(index.dim()) if bool((index.diff(dim=i) != 0).any())]

@@ -152,7 +152,7 @@ def _keeps_features(flow: Flow, value: int, axis: int) -> bool:
     shape = flow.shape(value)
     index: torch.Tensor | None = torch.arange(shape[-1]).expand(shape).contiguous()
     for step, place in reversed(moves):
-        index = None if index is None else replay(step.node, index, place)
+        index = None if index is None else replay(flow, step.node, index, place)
     return index is not None and not bool((index.diff(dim=axis) != 0).any())
 
 
