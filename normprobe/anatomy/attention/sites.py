@@ -29,12 +29,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     """Everything that the data flow tells about one attention operation."""
     query, key, value = (trace_side(flow, v) for v in (op.query, op.key, op.value))
     shape = flow.shape(op.query)
-    operands: dict[Operand, tuple[int, Side, int]] = {
-        "q": (op.query, query, -1),
-        "k": (op.key, key, op.across[0]),
-        "v": (op.value, value, op.across[1]),
-    }
-    found = {name: head_rows(flow, *operand) for name, operand in operands.items()}
+    found = _rows(flow, op, (query, key, value))
     rows = {name: one for name, one in found.items() if isinstance(one, Rows)}
     heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query)
     factors = (op.factor, query.factor, key.factor)
@@ -61,6 +56,15 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     query_norms, key_norms = (side.norms if _site(side, norms) is not None else () for side in (query, key))
     unknown = tuple((name, one) for name, one in found.items() if isinstance(one, str))
     return ReadSite(record, query_norms, key_norms, unknown)
+
+
+def _rows(flow: Flow, op: AttentionOp, sides: tuple[Side, Side, Side]) -> dict[Operand, Rows | str]:
+    query, key, value = sides
+    return {
+        "q": head_rows(flow, op.query, query, -1),
+        "k": head_rows(flow, op.key, key, op.across[0]),
+        "v": head_rows(flow, op.value, value, op.across[1]),
+    }
 
 
 def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
