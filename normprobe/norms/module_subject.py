@@ -47,8 +47,9 @@ class ModuleSubject:
     """A module under its recorded call: the first floating tensor argument is varied, others are constants.
 
     Axes that match no tensor of the module are shortened, so that a large call costs no more than a small
-    one; where the module refuses the shorter shape the recorded one is used. In half precision its tensors
-    stay in float32 where it refuses a cast of them.
+    one, and those of one element widened, which would hide what is reduced; where the module refuses the
+    new shape the recorded one is used. In half precision its tensors stay in float32 where it refuses a
+    cast of them.
 
     Args:
         module: never touched; hooks are not copied.
@@ -153,7 +154,8 @@ class ModuleSubject:
         keeps = [{agree[-1]}, {agree[0]}, set(agree)] if agree else [{rank - 1, *([1] if rank > 3 else [])}]
         rows = 2 if rank > 2 else 4
         return [
-            (rows, *[n if axis in keep else min(n, 4) or 2 for axis, n in enumerate(recorded)][1:]) for keep in keeps
+            (rows, *[n if axis in keep else min(n, 4) if n > 1 else 2 for axis, n in enumerate(recorded)][1:])
+            for keep in keeps
         ]
 
     def _other(self, leaf: Any, dtype: torch.dtype) -> Any:

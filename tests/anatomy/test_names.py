@@ -188,3 +188,33 @@ def blocks_of(words: tuple[str, ...]) -> list[str]:
 def test_blocks_under_words_are_blocks_as_those_in_a_list() -> None:
     words, numbers = blocks_of(("one", "two", "three")), blocks_of(("0", "1", "2"))
     assert [b.replace("one", "0").replace("two", "1").replace("three", "2") for b in words] == numbers
+
+
+class Uneven(nn.Module):
+    """Stages whose blocks differ: an MLP alone, or a mixer and an MLP."""
+
+    class Block(nn.Module):
+        def __init__(self, mixes: bool) -> None:
+            super().__init__()
+            self.mix = nn.Conv1d(WIDTH, WIDTH, 3, padding=1) if mixes else None
+            self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.mix is not None:
+                x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)
+            return x + self.down(torch.relu(self.up(x)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = ((False, False, True), (False, True, True))
+        self.stages = nn.Sequential(*(nn.Sequential(*(self.Block(mixes) for mixes in stage)) for stage in plan))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.stages(x)
+        return y
+
+
+def test_uneven_blocks_of_several_stages_keep_their_own_names() -> None:
+    (stream,) = anatomy_of(Uneven(), torch.randn(2, 5, WIDTH)).streams
+    expected = ["0.0", "0.1", "0.2", "0.2", "1.0", "1.1", "1.1", "1.2", "1.2"]
+    assert [b.block for b in stream.branches] == [f"stages.{name}" for name in expected]

@@ -140,6 +140,9 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
         step = flow.made_by(value)
         if step is None:
             return found
+        if _mixes_heads(flow, step):
+            value = step.inputs[0]
+            continue
         if step.role is Role.MATMUL:
             found.product = step if _operands(flow, step) is not None else None
             return found
@@ -197,13 +200,33 @@ def _operands(flow: Flow, product: Step) -> tuple[int, int] | None:
 def _weighing(flow: Flow, softmax: Step) -> tuple[int, int] | None:
     """The values that the softmax's output weighs and the axis of their features, which is −2 where they are the first
     factor; None if no product of two signals follows."""
-    for output in softmax.outputs:
+    todo = list(softmax.outputs)
+    while todo:
+        output = todo.pop()
         for step in first_readers(flow, output, None, _PASS_ON):
             operands = _operands(flow, step) if step.role is Role.MATMUL else None
             if operands is not None:
                 first, second = operands
                 return (first, -2) if second in reached(flow, output, _PASS_ON) else (second, -1)
+            todo += step.outputs if _mixes_heads(flow, step) else ()
     return None
+
+
+def _mixes_heads(flow: Flow, step: Step) -> bool:
+    """Whether a product with a weight mixes the heads of a table (batch, heads, queries, keys), as talking heads do."""
+    if step.role is not Role.MATMUL or len(step.inputs) != 1 or not step.parameters:
+        return False
+    sizes = {size for v in step.statics if len(flow.shape(v)) > 1 for size in flow.shape(v)[:2]}
+    moved, value = "convolution" in step.node.op, step.inputs[0]
+    while True:
+        shape = flow.shape(value)
+        if len(shape) == 4 and shape[1] in sizes:
+            return moved or shape[-1] not in sizes
+        maker = flow.made_by(value)
+        if maker is None or maker.role is not Role.MOVE or len(maker.inputs) != 1:
+            return False
+        moved = moved or base(maker.node.op) in ("aten.permute", "aten.transpose")
+        value = maker.inputs[0]
 
 
 def op_site(flow: Flow, step: Step) -> OpSite:

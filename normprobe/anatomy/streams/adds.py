@@ -10,12 +10,13 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, slides
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
-from normprobe.anatomy.streams.parts import Part, between, enters, gate_of, make_part, region_to
+from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, make_part, region_to
 from normprobe.anatomy.streams.trunks import Trunks, Way, Write, joins, mixture, projected, projections, states
 
+_ATTENDING = frozenset({Role.SOFTMAX, Role.ATTENTION})
 _WAYS: tuple[tuple[int, Way], ...] = (
     (0, "light"),
     (1, "light"),
@@ -66,7 +67,7 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         return None
     if way == "gated" and not _coupled(flow, side, end):
         return None
-    if way == "projected" and (projections(flow, side) & part.region or not _bends(flow, part.region)):
+    if way == "projected" and (projections(flow, side) & part.region or not bends(flow, part.region)):
         return None
     parts = tuple(_split(flow, source, part, trunks.writes))
     scale = None if link.factor is None else link.factor * operand_factor(step, side)
@@ -167,26 +168,41 @@ def _coupled(flow: Flow, *sides: int) -> bool:
     return gates[0] is not None and gates[0] == gates[1]
 
 
-def _bends(flow: Flow, region: frozenset[int]) -> bool:
-    """Whether a region is not linear in the signal."""
-    bending = {Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION}
-    return any(flow.steps[i].role in bending for i in region)
-
-
 def _heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
     return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
 
 
 def _split(flow: Flow, source: int, part: Part, writes: Mapping[int, Write]) -> list[Part]:
-    """The independent branches whose sum is `part`; `part` itself where its summands share heavy steps."""
+    """The independent branches whose sum is `part`; `part` itself where a summand has no weights of its own. They may
+    share the projection that reads the stream, or the one that writes to it."""
     *_, last = light_chain(flow, part.end)
     step = flow.made_by(last.value)
-    merges = step is not None and step.role is Role.ADD and step.id in part.region and step.id not in writes
-    if step is None or not merges or len(step.inputs) != 2:
+    if step is None or step.id not in part.region:
+        return [part]
+    if step.role is Role.MATMUL:
+        return _joined(flow, source, part, step) or [part]
+    if step.role is not Role.ADD or step.id in writes or len(step.inputs) != 2:
         return [part]
     sides = [make_part(flow, source, v, region_to(flow, source, v, part.region)) for v in step.inputs]
     heavy = [_heavy(flow, side.region) for side in sides]
-    if not heavy[0] or not heavy[1] or heavy[0] & heavy[1]:
+    own = [h - (heavy[0] & heavy[1]) for h in heavy]
+    if not all(own) or (own != heavy and not all(any(flow.steps[i].parameters for i in o) for o in own)):
         return [part]
     found = [p for side in sides for p in _split(flow, source, side, writes)]
     return sorted(found, key=lambda p: min(_heavy(flow, p.region)))
+
+
+def _joined(flow: Flow, source: int, part: Part, writer: Step) -> list[Part]:
+    """Attention and what runs beside it, where their features are joined and `writer` projects both to the stream."""
+    *_, last = light_chain(flow, writer.inputs[0])
+    join = flow.made_by(last.value)
+    if len(writer.inputs) != 1 or join is None or base(join.node.op) != "aten.cat" or len(join.inputs) != 2:
+        return []
+    if int(join.node.args[1]) % len(flow.shape(last.value)) != len(flow.shape(last.value)) - 1:
+        return []
+    sides = [region_to(flow, source, v, part.region) for v in join.inputs]
+    attends = [any(flow.steps[i].role in _ATTENDING for i in side) for side in sides]
+    if all(attends) or not any(attends) or not all(bends(flow, side) for side in sides):
+        return []
+    tail = part.region - sides[0] - sides[1]
+    return [make_part(flow, source, part.end, side | tail) for side in (sides if attends[0] else sides[::-1])]

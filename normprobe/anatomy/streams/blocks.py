@@ -23,8 +23,9 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
 
     Blocks are the members of a repeated container: modules at one depth of the tree that hold the same sequence of
     branch families. The deepest such depth counts, under the shortest path that tells the members apart and is that
-    of a module that ran (a list never does). Where no depth is so regular it is the deepest whose modules share one
-    parent, else the one module that holds them all (a block that is run again and again), else where each one adds.
+    of a module that ran (a list never does). Where no depth is so regular it is the deepest at which a module holds
+    several branches, or whose modules share one parent, else the one module that holds them all (a block that is
+    run again and again), else where each one adds.
 
     Args:
         branches: the branches in order of execution.
@@ -34,6 +35,7 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
         return [branch.path for branch in branches]
     anchors = _anchors(branches)
     best: list[str] | None = None
+    gathered: list[str] | None = None
     siblings: list[str] | None = None
     for depth in range(1, max(len(a) for a in anchors) + 1):
         names = [".".join(a[:depth]) or "." for a in anchors]
@@ -42,10 +44,12 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
             continue
         if _regular(names, branches):
             best = names
+        if len(set(names)) < len(names) and not _holders(names):
+            gathered = names
         if all(len(a) >= depth for a in anchors) and len({a[: depth - 1] for a in anchors}) == 1:
             siblings = names
     shared = ".".join(_common(anchors))
-    return best or siblings or [shared if shared in ran else branch.path for branch in branches]
+    return best or gathered or siblings or [shared if shared in ran else branch.path for branch in branches]
 
 
 def stream_name(blocks: Sequence[str]) -> str:
@@ -92,11 +96,16 @@ def _partition(names: Sequence[str]) -> list[int]:
     return [names.index(name) for name in names]
 
 
+def _holders(names: Collection[str]) -> set[str]:
+    """Those of the names that others lie in."""
+    return {name for name in names if any(other.startswith(name + ".") for other in names)}
+
+
 def _regular(names: Sequence[str], branches: Sequence[Located]) -> bool:
     members: defaultdict[str, list[str]] = defaultdict(list)
     for name, branch in zip(names, branches, strict=True):
         members[name].append(branch.family)
-    holders = {name for name in members if any(other.startswith(name + ".") for other in members)}
+    holders = _holders(members)
     alike = Counter(tuple(s) for name, s in members.items() if name not in holders)
     sequence, count = alike.most_common(1)[0]
     return count > 1 and count * len(sequence) >= _SHARE * len(branches)

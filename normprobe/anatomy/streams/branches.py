@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from normprobe.anatomy.attention.ops import AttentionOp, op_site
-from normprobe.anatomy.flow.ops import WEIGHTY
+from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams import weights
 from normprobe.anatomy.streams.blocks import Located, block_names
 from normprobe.anatomy.streams.kinds import branch_kind, family
-from normprobe.anatomy.streams.parts import Part
+from normprobe.anatomy.streams.parts import Part, bends
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
 from normprobe.anatomy.streams.trunks import Write
 from normprobe.records import Branch, NormSite
@@ -50,12 +50,13 @@ def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionO
 
 def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple[Part, BranchKind]]:
     """Branches of different kinds that merge before the add are parallel; of one kind they are one branch (routed and
-    shared experts, a dense MLP beside its experts)."""
-    kinds = [branch_kind(flow, part, attention, write.source) for part in write.parts]
+    shared experts, a dense MLP beside its experts). Merged parts of which one is linear are one branch as well: they
+    could be one matrix (the convolutions of several widths that training keeps apart)."""
+    kinds = [branch_kind(flow, part, attention, write) for part in write.parts]
     families = [family(k) if family(k) == "channels" else k for k in kinds]
-    if len(set(families)) == len(families):
+    if len(set(families)) == len(families) and (len(kinds) == 1 or all(bends(flow, p.region) for p in write.parts)):
         return list(zip(write.parts, kinds, strict=True))
-    return [(write.whole, branch_kind(flow, write.whole, attention, write.source))]
+    return [(write.whole, branch_kind(flow, write.whole, attention, write))]
 
 
 def _posts(flow: Flow, chain: Sequence[Write], norms: list[list[Norms]]) -> list[bool]:
@@ -67,7 +68,7 @@ def _posts(flow: Flow, chain: Sequence[Write], norms: list[list[Norms]]) -> list
         own = [_own(flow, write, group) for write, group in zip(chain, norms, strict=True)]
         on_sum[-1] = on_sum[-1] and (2 * sum(on_sum[:-1]) > len(on_sum) - 1 or (own[-1] and any(own[:-1])))
     elif on_sum:
-        on_sum[0] = on_sum[0] and not any(n.before or n.behind for n in norms[0])
+        on_sum[0] = on_sum[0] and not any(flow.steps[i].role is Role.NORM for i in chain[0].whole.region)
     return on_sum
 
 

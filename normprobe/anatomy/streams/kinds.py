@@ -14,6 +14,7 @@ from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, sli
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, backward, pools
 from normprobe.anatomy.streams.parts import Part, enters
+from normprobe.anatomy.streams.trunks import Write
 from normprobe.records.anatomy import BranchKind
 
 CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
@@ -31,11 +32,11 @@ def family(kind: BranchKind) -> str:
     return "channels" if kind in CHANNEL_MIXERS else "tokens"
 
 
-def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: int) -> BranchKind:
-    """The kind of a branch that reads the stream at value `source`."""
+def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Write) -> BranchKind:
+    """The kind of a branch of `write`."""
     inside = [op for op in attention if op.step.id in part.region]
     if inside:
-        own = any(_own_key(flow, op, part, source) for op in inside)
+        own = any(_own_key(flow, op, part, write.source) for op in inside)
         return "attention" if own else "cross_attention"
     steps = [flow.steps[i] for i in sorted(part.region)]
     names = {base(s.node.op) for s in steps}
@@ -56,7 +57,7 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], source: in
     if products or _sums_up(steps):
         return "linear_attention"
     weighted = any(s.role is Role.MATMUL and (s.parameters or not s.statics) for s in steps)  # or with packed weights
-    if _reads_elsewhere(flow, part, source) or not weighted:
+    if _reads_elsewhere(flow, part, write) or not weighted:
         return "other"
     return "mlp"
 
@@ -113,8 +114,8 @@ def _loops(flow: Flow, steps: list[Step]) -> bool:
     return any(len(found) >= _LOOP and len(found) == flow.shape(v)[axis] for (v, axis), found in reads.items())
 
 
-def _reads_elsewhere(flow: Flow, part: Part, source: int) -> bool:
-    """Whether a signal enters the branch that was not computed from its own read of the stream, other than as a shift
+def _reads_elsewhere(flow: Flow, part: Part, write: Write) -> bool:
+    """Whether a signal enters the branch that was not computed from this read of the stream, other than as a shift
     or a scale before the first weights, or as a scale behind the last (all by a condition)."""
     heavy = [i for i in part.region if flow.steps[i].role in WEIGHTY]
     first, last = (min(heavy), max(heavy)) if heavy else (-1, -1)
@@ -122,7 +123,7 @@ def _reads_elsewhere(flow: Flow, part: Part, source: int) -> bool:
         step = flow.steps[index]
         given = index < first or (index > last and step.role is Role.GATE)
         if not (given and step.role in (Role.ADD, Role.GATE)) and any(
-            enters(flow, v, source, part.region) for v in step.inputs
+            enters(flow, v, write.source, write.whole.region) for v in step.inputs
         ):
             return True
     return False

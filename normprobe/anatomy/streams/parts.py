@@ -11,6 +11,7 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import light_chain
 
 _PRODUCTS = frozenset({"aten.mul", "aten.mul_", "aten.div", "aten.div_"})
+_BENDING = frozenset({Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION, Role.HEAVY})
 _BOUNDED = "sigmoid", "hardsigmoid"
 
 
@@ -82,6 +83,13 @@ def _sigmoid(flow: Flow, value: int) -> int | None:
     maker = flow.made_by(last.value)
     bounded = maker is not None and maker.role is Role.ACT and any(word in maker.node.op for word in _BOUNDED)
     return maker.id if maker is not None and bounded else None
+
+
+def bends(flow: Flow, region: frozenset[int]) -> bool:
+    """Whether a region is not linear in the signal, norms apart."""
+    steps = [flow.steps[i] for i in region]
+    products = any(s.role is Role.MATMUL and len(s.inputs) > 1 for s in steps)
+    return products or any(s.role in _BENDING for s in steps)
 
 
 def enters(flow: Flow, value: int, source: int, region: frozenset[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -12,6 +13,7 @@ from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}
+_ALL_BUT_NORMS = frozenset(Role) - {Role.NORM}
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Readout:
 
     Attributes:
         direct: `norm` where it is the only reader on the way to the head, without weights in between.
-        norm: the first norm that every way to the head passes, weights before it or not; empty if there is none.
+        norm: the first norm that every way to the head passes, weights before it or not, else the first ones of ways
+            that pass different norms (several heads with a norm each); empty if a way passes none.
         raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm.
         beside: norms through which another returned tensor reads the stream, where the stream is returned raw first.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
@@ -49,14 +52,15 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     Another stream's cross-attention is the end of the way only where no other way leads on (as from an encoder).
     """
     ends = HeadWay(head.value, head.ancestors - head.foreign, frozenset())
-    if _way(flow, value, ends, None) is not None:
+    if _way(flow, value, ends) is not None:
         head = HeadWay(head.value, head.ancestors, frozenset())
     start = flow.producer.get(value, -1)
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
-    raw_way = _way(flow, value, head, None)
+    raw_way = _way(flow, value, head)
     norm: tuple[Step, ...] = ()
-    if raw_way is not None:
-        norm = tuple(n for n in norms if _way(flow, value, head, n) is None)[:1]
+    if raw_way is not None and _way(flow, value, head, norms) is None:
+        shared = [n for n in norms if _way(flow, value, head, [n]) is None]
+        norm = tuple(shared[:1] or (s for s in first_readers(flow, value, None, _ALL_BUT_NORMS) if s in norms))
     readers = [s for s in first_readers(flow, value, None, _OPEN) if s.id in head.ancestors]
     direct = norm if readers and all(s in norm for s in readers) else ()
     beside = () if norm or head.value not in _light_outputs(flow, value) else _beside(flow, value)
@@ -70,9 +74,9 @@ def _beside(flow: Flow, value: int) -> tuple[Step, ...]:
     return tuple(n for n in norms if flow.outputs.keys() & set(reached(flow, n.outputs[0], every)))
 
 
-def _way(flow: Flow, value: int, head: HeadWay, barrier: Step | None) -> str | None:
+def _way(flow: Flow, value: int, head: HeadWay, barriers: Sequence[Step] = ()) -> str | None:
     """The first reader on some way from `value` to the head, or into another stream's cross-attention, that avoids
-    `barrier`; None if there is no such way."""
+    `barriers`; None if there is no such way."""
     todo: list[tuple[int, str | None]] = [(value, None)]
     seen = {value}
     while todo:
@@ -80,7 +84,7 @@ def _way(flow: Flow, value: int, head: HeadWay, barrier: Step | None) -> str | N
         if current == head.value:
             return reader or flow.outputs.get(head.value, "output")
         for step in flow.readers(current):
-            if step.id not in head.ancestors or step is barrier:
+            if step.id not in head.ancestors or step in barriers:
                 continue
             first = reader if reader is not None or step.role in _OPEN else flow.path(step)
             if step.id in head.foreign and step.role not in _OPEN and step.role is not Role.NORM:

@@ -24,7 +24,7 @@ from normprobe.anatomy.streams.trunks import Trunks, Write
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 
-_KEEPING = LIGHT | {Role.NORM, Role.ACT}  # steps that keep the layout, and views, which can be followed
+_KEEPING = LIGHT | {Role.NORM, Role.ACT, Role.GATE}  # steps that keep the layout, and views, which can be followed
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
 
@@ -123,18 +123,20 @@ def _summary(branches: Sequence[Branch]) -> Placement | str:
 
 
 def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
-    """The axis of the stream on which its writers put their output features; the last axis counts as −1."""
+    """The axis of the stream on which most of its writers put their output features; the last axis counts as −1, and
+    wins where as many mix tokens."""
+    axes: Counter[int] = Counter()
     for reading in readings:
         moves: list[tuple[Step, int]] = []
         value = reading.part.end
         while (step := flow.made_by(value)) is not None and step.role in _KEEPING:
             if step.role is Role.MOVE:
                 moves.append((step, step.outputs.index(value)))
-            value = step.inputs[0]
+            value = next((v for v in step.inputs if flow.producer.get(v, -1) in reading.part.core), step.inputs[0])
         found = _followed(flow, step, moves) if step is not None and step.role is Role.MATMUL else None
         if found is not None:
-            return found
-    return -1
+            axes[found] += 1
+    return max(axes, key=lambda axis: (axes[axis], axis == -1), default=-1)
 
 
 def _followed(flow: Flow, writer: Step, moves: Sequence[tuple[Step, int]]) -> int | None:
@@ -187,7 +189,16 @@ def _final_norm(
         return None, None, ""
     if last.placement == "postact":
         return None, False, "the stream ends in an activation"
-    counts = Counter(b.placement for b in branches)
-    if not any(counts[p] for p in _GROWING):
+    if len(branches) == 1:
+        return None, False, "a stream of one write"
+    if not any(b.placement in _GROWING for b in branches):
         return None, False, "no norm acts on this stream"
+    if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):
+        return None, False, "the norms on this stream are batch norms on what its branches write"
     return None, True, f"read without a norm by {out.raw_way}"
+
+
+def _batch_normed(branch: Branch, norms: Sequence[NormSite]) -> bool:
+    """Whether a batch norm alone sizes what a branch writes."""
+    kinds = {n.path: n.kind for n in norms}
+    return branch.placement == "output" and kinds.get(branch.output_norm or "") == "batchnorm"

@@ -167,19 +167,17 @@ def _gathers(flow: Flow, step: Step, value: int) -> bool:
 
 
 def shortcut(flow: Flow, value: int) -> Iterator[Step]:
-    """The steps behind a shortcut over views, norms, poolings and at most one projection."""
-    done = False
+    """The steps behind a shortcut over views, norms, poolings and projections."""
     while (step := flow.made_by(value)) is not None:
-        if step.role is Role.MATMUL and step.parameters and len(step.inputs) == 1 and not done:
-            done = True
-        elif step.role is not Role.NORM and not pools(step) and (step.role not in LIGHT or len(step.inputs) != 1):
+        passed = step.role in LIGHT or pools(step) or (step.role is Role.MATMUL and step.parameters)
+        if step.role is not Role.NORM and not (passed and len(step.inputs) == 1):
             return
         yield step
         value = step.inputs[0]
 
 
 def projected(flow: Flow, value: int) -> Iterator[_State]:
-    """The chain behind a shortcut's one projection, its poolings and the norms around them; empty without any."""
+    """The chain behind a shortcut's projections, its poolings and the norms around them; empty without any."""
     changed = False
     for step in shortcut(flow, value):
         changed = changed or step.role is Role.MATMUL or pools(step)

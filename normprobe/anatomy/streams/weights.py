@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
 from normprobe.anatomy.norm_sites.reparametrizations import directions
@@ -97,9 +97,15 @@ def parameters(flow: Flow, part: Part) -> tuple[str, ...]:
 
 
 def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> BranchScale:
-    """The factor between the branch's last norm or weights and its add; a mere change of sign is none."""
-    constant, found = abs(operand_factor(write.step, write.step.inputs[1 - write.trunk])), BranchScale()
-    value = part.end
+    """The factor between the branch's last norm or weights and its add; a mere change of sign is none. Of a branch
+    that is a sum it is the one that all summands have."""
+    outer = operand_factor(write.step, write.step.inputs[1 - write.trunk])
+    return _scale(flow, write, part, part.end, model, abs(outer))
+
+
+def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, constant: float = 1.0) -> BranchScale:
+    """The factor on the way to `value`, times `constant`."""
+    found = BranchScale()
     while (step := flow.made_by(value)) is not None and step.id in part.region and step.role in _SCALED:
         factor = control(flow, step, write.source, part.region)
         if step.role is Role.GATE and (step.parameters or factor is None):
@@ -118,7 +124,11 @@ def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> Bran
         found = BranchScale()  # the scales of a quantised weight
     if found.kind == "none" and constant != 1.0:
         return BranchScale(kind="constant", value=constant)
-    return found
+    joins = step is not None and (step.role is Role.ADD or base(step.node.op) in ("aten.sum", "aten.stack"))
+    if step is None or not joins or found.kind != "none" or step.id not in part.region:
+        return found
+    summands = [_scale(flow, write, part, v, model) for v in step.inputs]
+    return summands[0] if len({s.kind for s in summands}) == 1 else found
 
 
 def _learned(step: Step, model: nn.Module) -> BranchScale:
