@@ -164,3 +164,21 @@ class Both(nn.Module):
         h = self.norms[0](x)
         x = x + self.attention(h, h, h)[0]
         return x + self.mlp(self.norms[1](x))
+
+
+def test_branch_beside_a_post_norm_block_goes_on_with_the_stream() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Fourier() for _ in range(2))
+            self.conv, self.norm = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            conv = self.conv(x.mT).mT
+            return self.layers[1](self.norm(self.layers[0](x) + conv))
+
+    stream = only_stream(anatomy_of(nn.Sequential(linear(), Beside()), torch.randn(2, 5, WIDTH)))
+    assert [(b.kind, b.placement) for b in stream.branches] == [
+        (kind, "post") for kind in ("other", "mlp", "conv", "other", "mlp")
+    ]
+    assert [b.skip_scale for b in stream.branches] == [1.0] * 5

@@ -231,6 +231,7 @@ NO_NORMS = {
     "causal mean": (lambda: Rule(lambda self, x: x.cumsum(1)), (ROWS,)),
     "reversal": (lambda: Rule(lambda self, x: x.flip(-1)), (ROWS,)),
     "inverse root": (lambda: Rule(lambda self, x: mean_square(x).rsqrt()), (ROWS,)),
+    "clipped length": (lambda: Rule(lambda self, x: x * (2 / x.norm(dim=-1, keepdim=True)).clamp(max=1)), (ROWS,)),
     "constant": (lambda: Rule(lambda self, x: torch.zeros_like(x)), (ROWS,)),
     "Embedding": (lambda: nn.Embedding(4, WIDTH), ()),
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, constant_factor
 
 _MIXING = LIGHT | {Role.ADD, Role.GATE}
+_KEEPING_SCALE = frozenset({"aten.clamp", "aten.clamp_", "aten.hardtanh", "aten.mean"})  # clipped, or landmarks' means
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Side:
     mixed: bool = False
     norm_after_mix: bool = False
     projection: Step | None = None
-    moves: list[tuple[Step, int]] = field(default_factory=list)  # views from operand to projection, which output
+    moves: list[tuple[Step, int]] = field(default_factory=list)  # steps that move tokens or features, which output
 
 
 def trace_side(flow: Flow, value: int) -> Side:
@@ -55,6 +56,9 @@ def _pass(flow: Flow, step: Step, value: int, side: Side) -> int | None:
         return step.inputs[0]
     if step.role in (Role.SCALE, Role.SHIFT) and len(step.inputs) == 1:
         return _scale(flow, step, side)
+    if base(step.node.op) in _KEEPING_SCALE:
+        side.moves += [(step, 0)] if step.role is Role.POOL else []
+        return step.inputs[0]
     if step.role in _MIXING:
         origin, norms = _single_origin(flow, value)
         if origin is not None and math.prod(flow.shape(origin)) == math.prod(flow.shape(value)):

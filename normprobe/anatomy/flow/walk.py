@@ -36,6 +36,12 @@ def light_chain(flow: Flow, value: int) -> Iterator[Link]:
         value = step.inputs[0]
 
 
+def origin(flow: Flow, value: int) -> int:
+    """The id of the step from which a value comes by light steps; -1 for an input of the model."""
+    *_, last = light_chain(flow, value)
+    return flow.producer.get(last.value, -1)
+
+
 def constant_factor(flow: Flow, step: Step) -> float | None:
     """The number that a scale step multiplies by, zeros of a mask apart; None where it is learned or not one number."""
     name = base(step.node.op)

@@ -101,9 +101,10 @@ def _all_norms(steps: list[Step]) -> tuple[Step, ...]:
 
 
 def _on_stream(flow: Flow, norm: Step, following: Write) -> bool:
-    """Whether the next write parts from the output of `norm`, and does not have it as a norm of its own."""
+    """Whether the trunk of the next write is the output of `norm`, and does not have it as a norm of its own."""
     own = following.way == "projected" and norm in _shared(flow, following)[0]
-    return not own and any(value in norm.outputs for value in _back(flow, following.source))
+    trunk = following.trunk_input if following.way == "light" else following.source
+    return not own and any(value in norm.outputs for value in _back(flow, trunk))
 
 
 def _back(flow: Flow, value: int) -> Iterator[int]:

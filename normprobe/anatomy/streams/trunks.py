@@ -12,7 +12,7 @@ import torch
 from normprobe.anatomy.flow.ops import ALIAS, LIGHT, Role, base
 from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, pools
+from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, origin, pools
 from normprobe.anatomy.streams.parts import Part, steering
 
 MOST_COPIES = 16
@@ -96,6 +96,8 @@ def states(flow: Flow, value: int, trunks: Trunks, gates: bool = False, mixes: b
             over, value = (*over, maker.id), trunks.writes[maker.id].trunk_input
             continue
         on = kept(flow, maker) if maker.role is Role.MOVE else None
+        if maker.role is Role.NORM and origin(flow, maker.inputs[0]) in trunks.writes:  # a norm on a sum
+            on = maker.inputs[0]
         if on is None:
             on, outer = _unusual(flow, maker, trunks, gates, mixes), None
         if on is None:
