@@ -182,3 +182,19 @@ def test_branch_beside_a_post_norm_block_goes_on_with_the_stream() -> None:
         (kind, "post") for kind in ("other", "mlp", "conv", "other", "mlp")
     ]
     assert [b.skip_scale for b in stream.branches] == [1.0] * 5
+
+
+def test_two_norms_that_read_the_last_sum_are_not_on_the_stream() -> None:
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.mlp = nn.Sequential(Macaron(), Macaron()), nn.Sequential(linear(), nn.GELU(), linear())
+            self.norms, self.gate, self.out = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2)), linear(), linear()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.blocks(x)
+            x = x + self.mlp(x)
+            return self.out(self.norms[0](x)) * self.gate(self.norms[1](x)).sigmoid()
+
+    stream = only_stream(anatomy_of(Adapted(), torch.randn(2, 5, WIDTH)))
+    assert [b.placement for b in stream.branches] == ["pre", "pre", "post"] * 2 + ["none"]

@@ -73,9 +73,9 @@ def _posts(flow: Flow, chain: Sequence[Write], norms: list[list[Norms]]) -> list
 
 
 def _own(flow: Flow, write: Write, norms: list[Norms]) -> bool:
-    """Whether everything reads the sum through norms in the module that adds."""
+    """Whether everything reads the sum through one norm in the module that adds."""
     inside = flow.path(write.step) + "."
-    return all(n.on_sum and all(flow.path(s).startswith(inside) for s in n.on_sum) for n in norms)
+    return all(len(n.on_sum) == 1 and flow.path(n.on_sum[0]).startswith(inside) for n in norms)
 
 
 def _parallel(chain: Sequence[Write], cut: list[list[tuple[Part, BranchKind]]]) -> list[bool]:
