@@ -198,3 +198,18 @@ def test_two_norms_that_read_the_last_sum_are_not_on_the_stream() -> None:
 
     stream = only_stream(anatomy_of(Adapted(), torch.randn(2, 5, WIDTH)))
     assert [b.placement for b in stream.branches] == ["pre", "pre", "post"] * 2 + ["none"]
+
+
+def test_step_towards_a_branch_is_one_write() -> None:
+    class Towards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp, self.out = nn.Sequential(linear(), nn.GELU(), linear()), nn.LayerNorm(WIDTH)
+            self.rate = nn.Parameter(torch.full((WIDTH,), 0.1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.rate * (self.out(self.mlp(x)) - x)
+
+    stream = only_stream(anatomy_of(nn.Sequential(linear(), Towards(), Towards()), torch.randn(2, 5, WIDTH)))
+    found = [(b.placement, b.skip_scale, b.branch_scale.kind) for b in stream.branches]
+    assert found == [("output", 1.0, "channel")] * 2

@@ -71,6 +71,8 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         return None
     parts = tuple(_split(flow, source, part, trunks.writes))
     scale = None if link.factor is None else link.factor * operand_factor(step, side)
+    if scale is not None and scale < 0:  # f(x) - x, as in x + r·(f(x) - x), is no state of the trunk
+        return None
     return Write(step, trunk, source, scale, part, parts, over, way, crossed)
 
 
