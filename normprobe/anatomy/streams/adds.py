@@ -56,7 +56,7 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     if way == "projected":
         chain = projected(flow, side)
     else:
-        chain = states(flow, side, trunks, gates=way == "gated", mixes=way != "light")
+        chain = states(flow, side, trunks, gates=way == "gated", mixes=way != "light", norms=way == "light")
     hit = _common_source(flow, chain, end)
     if hit is None:
         return None

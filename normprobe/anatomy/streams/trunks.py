@@ -71,7 +71,9 @@ class Trunks:
     merges: dict[int, int] = field(default_factory=dict)
 
 
-def states(flow: Flow, value: int, trunks: Trunks, gates: bool = False, mixes: bool = False) -> Iterator[_State]:
+def states(
+    flow: Flow, value: int, trunks: Trunks, gates: bool = False, mixes: bool = False, norms: bool = False
+) -> Iterator[_State]:
     """`value` and the earlier states of the trunk that it lies on, with the writes in between, nearest first.
 
     Args:
@@ -79,7 +81,7 @@ def states(flow: Flow, value: int, trunks: Trunks, gates: bool = False, mixes: b
         value: where to start.
         trunks: the adds known so far.
         gates: whether a product with a gate leads on along the trunk.
-        mixes: whether a mixture of parallel copies leads on.
+        mixes, norms: whether a mixture of parallel copies, a norm on a residual add leads on.
     """
     over: tuple[int, ...] = ()
     outer: float | None = 1.0
@@ -95,9 +97,8 @@ def states(flow: Flow, value: int, trunks: Trunks, gates: bool = False, mixes: b
         if maker.id in trunks.writes:
             over, value = (*over, maker.id), trunks.writes[maker.id].trunk_input
             continue
-        on = kept(flow, maker) if maker.role is Role.MOVE else None
-        if maker.role is Role.NORM and origin(flow, maker.inputs[0]) in trunks.writes:  # a norm on a sum
-            on = maker.inputs[0]
+        summed = norms and maker.role is Role.NORM and origin(flow, maker.inputs[0]) in trunks.writes
+        on = maker.inputs[0] if summed else kept(flow, maker) if maker.role is Role.MOVE else None
         if on is None:
             on, outer = _unusual(flow, maker, trunks, gates, mixes), None
         if on is None:
