@@ -127,7 +127,7 @@ def _with_own_final(flow: Flow, stream: ReadStream, streams: Sequence[ReadStream
     others = [other for other in streams if other is not stream]
     if record.final_norm is not None:
         into = [o for o in others for b in o.record.branches if record.final_norm in _norms_of(b)]
-    elif record.needs_final_norm:
+    elif record.needs_final_norm is not False:
         into = [o for o in others if _follows(flow, o, stream)]
     else:
         into = []

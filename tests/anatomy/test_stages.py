@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import normprobe
 from tests.anatomy.reading import anatomy_of, only_stream
 
 WIDTH = 8
@@ -108,3 +109,49 @@ def test_taking_a_sliding_mean_off_is_no_branch() -> None:
     streams = anatomy_of(nn.Sequential(Trend(), Trend()), torch.randn(2, 6, WIDTH)).streams
     branches = [b for stream in streams for b in stream.branches]
     assert [(b.block, b.kind, b.placement) for b in branches] == [("0", "mlp", "post"), ("1", "mlp", "post")]
+
+
+class Inverted(nn.Module):
+    """Expand, mix, project, each with its norm; without a skip where the width changes."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.expand, self.bn1 = nn.Conv2d(inside, 2 * inside, 1, bias=False), nn.BatchNorm2d(2 * inside)
+        self.project, self.bn2 = nn.Conv2d(2 * inside, outside, 1, bias=False), nn.BatchNorm2d(outside)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.bn2(self.project(self.bn1(self.expand(x)).relu()))
+        return x + y if x.shape == y.shape else y
+
+
+def test_the_norm_inside_a_block_without_a_skip_is_no_final_norm() -> None:
+    blocks = [Inverted(3, 8), Inverted(8, 8), Inverted(8, 8), Inverted(8, 12)]
+    head = nn.Sequential(nn.Flatten(), nn.Linear(12 * 36, 5))
+    report = normprobe.probe(nn.Sequential(*blocks, head).eval(), torch.randn(2, 3, 6, 6), level="structure")
+    stream = only_stream(report.anatomy)
+    assert (stream.final_norm, stream.needs_final_norm) == (None, False)
+    assert "final" not in {n.role for n in report.anatomy.norms}
+    assert not report.findings
+
+
+class NormedBetween(nn.Module):
+    """The sum of the first branch is normed, that of the second is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pre, self.norm, self.f = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), mlp()
+        self.mix = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x + self.mix(self.pre(x).transpose(1, 2)).transpose(1, 2))
+        return x + self.f(x)  # type: ignore[no-any-return]
+
+
+def test_whether_the_last_sum_is_normed_is_told_by_the_sums_of_its_kind() -> None:
+    blocks = [NormedBetween() for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    anatomy = anatomy_of(model, torch.randn(2, 6, WIDTH))
+    stream = only_stream(anatomy)
+    assert [b.placement for b in stream.branches] == ["post", "none"] * 3
+    assert stream.final_norm == "3"
+    assert {n.path: n.role for n in anatomy.norms}["3"] == "final"

@@ -39,7 +39,7 @@ def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionO
         [branch_norms(flow, write, part, following) for part, _ in parts]
         for write, parts, following in zip(chain, cut, [*chain[1:], None], strict=True)
     ]
-    posts = _posts(flow, chain, norms)
+    posts = _posts(flow, chain, cut, norms)
     parallel = _parallel(chain, cut)
     readings = []
     for i, write in enumerate(chain):
@@ -59,14 +59,18 @@ def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple
     return [(write.whole, branch_kind(flow, write.whole, attention, write))]
 
 
-def _posts(flow: Flow, chain: Sequence[Write], norms: list[list[Norms]]) -> list[bool]:
+def _posts(
+    flow: Flow, chain: Sequence[Write], cut: list[list[tuple[Part, BranchKind]]], norms: list[list[Norms]]
+) -> list[bool]:
     """Which sums are normed as part of the stream. The norm behind the last sum could be the final norm: it belongs
-    to the stream if most other sums are normed, or if it ends a block as others do; of a single write, if its branch
-    has no norm of its own."""
+    to the stream if most other sums of such branches are normed, or if it ends a block as others do; of a single write,
+    if its branch has no norm of its own."""
     on_sum = [all(n.on_sum for n in group) for group in norms]
     if len(on_sum) > 1:
+        families = [{family(kind) for _, kind in parts} for parts in cut]
+        alike = [s for s, found in zip(on_sum[:-1], families, strict=False) if found == families[-1]] or on_sum[:-1]
         own = [_own(flow, write, group) for write, group in zip(chain, norms, strict=True)]
-        on_sum[-1] = on_sum[-1] and (2 * sum(on_sum[:-1]) > len(on_sum) - 1 or (own[-1] and any(own[:-1])))
+        on_sum[-1] = on_sum[-1] and (2 * sum(alike) > len(alike) or (own[-1] and any(own[:-1])))
     elif on_sum:
         on_sum[0] = on_sum[0] and not any(flow.steps[i].role is Role.NORM for i in chain[0].whole.region)
     return on_sum

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normprobe.anatomy.flow.ops import LIGHT, Role
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, light_chain, reached
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}
 _ALL_BUT_NORMS = frozenset(Role) - {Role.NORM}
+_NEAR = frozenset(Role) - WEIGHTY - {Role.NORM}  # what the stream itself may pass on its way to its final norm
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Readout:
 
     Attributes:
         direct: `norm` where it is the only reader on the way to the head, without weights in between.
-        norm: the first norm that every way to the head passes, weights before it or not, else the first ones of ways
-            that pass different norms (several heads with a norm each); empty if a way passes none.
+        norm: the first norm that every way to the head passes, else the first ones of ways that pass different norms
+            (several heads with a norm each); one way to it has no weights. Empty if there is none.
+        far: the same where weights come before it on all ways.
         raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm.
         beside: norms through which another returned tensor reads the stream, where the stream is returned raw first.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
@@ -41,6 +43,7 @@ class Readout:
 
     direct: tuple[Step, ...]
     norm: tuple[Step, ...]
+    far: tuple[Step, ...]
     raw_way: str | None
     beside: tuple[Step, ...]
     raw_readers: tuple[str, ...]
@@ -58,13 +61,17 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
     raw_way = _way(flow, value, head)
     norm: tuple[Step, ...] = ()
+    far: tuple[Step, ...] = ()
     if raw_way is not None and _way(flow, value, head, norms) is None:
+        near = reached(flow, value, _NEAR)
         shared = [n for n in norms if _way(flow, value, head, [n]) is None]
-        norm = tuple(shared[:1] or (s for s in first_readers(flow, value, None, _ALL_BUT_NORMS) if s in norms))
+        passed = shared or [s for s in first_readers(flow, value, None, _ALL_BUT_NORMS) if s in norms]
+        norm = tuple(n for n in passed if not near.isdisjoint(n.inputs))
+        norm, far = norm[:1] if shared else norm, () if norm else tuple(passed[:1])
     readers = [s for s in first_readers(flow, value, None, _OPEN) if s.id in head.ancestors]
     direct = norm if readers and all(s in norm for s in readers) else ()
     beside = () if norm or head.value not in _light_outputs(flow, value) else _beside(flow, value)
-    return Readout(direct, norm, raw_way, beside, _elsewhere(flow, value, head.value, head.ancestors))
+    return Readout(direct, norm, far, raw_way, beside, _elsewhere(flow, value, head.value, head.ancestors))
 
 
 def _beside(flow: Flow, value: int) -> tuple[Step, ...]:

@@ -195,6 +195,8 @@ def _final_norm(
         return None, False, "no norm acts on this stream"
     if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):
         return None, False, "the norms on this stream are batch norms on what its branches write"
+    if out.far:
+        return None, None, f"read by {out.raw_way} first; a norm follows behind weights, {norm_path(out.far, norms)}"
     return None, True, f"read without a norm by {out.raw_way}"
 
 
