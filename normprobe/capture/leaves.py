@@ -53,3 +53,8 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
             _collect(part, found)
     else:
         found += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def dotted(path: Any) -> str:
+    """The place of a leaf in nested containers, as in `hidden_states.0`."""
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)

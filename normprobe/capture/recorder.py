@@ -18,11 +18,12 @@ from normprobe.capture.calls import CallSpec
 from normprobe.capture.composites import COMPOSITES, arguments_of, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import compiles, untouched
 from normprobe.capture.invoke import Inputs, invoke, refuse_lazy
-from normprobe.capture.leaves import replaced, tensors
+from normprobe.capture.leaves import dotted, replaced, tensors
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta
 from normprobe.capture.storage import ValueTable, inner_tensors
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
+from normprobe.capture.unseen import UNSEEN, unwritten
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written
 
@@ -88,6 +89,10 @@ class _Recorder:
             call.spec = CallSpec.of(args, kwargs, self.shadows.known if self.shadows else None)
         try:
             output = forward(*args, **kwargs)
+            for _, tensor in named_tensors(output):
+                if unwritten(self.trace, call, self.read(tensor)):
+                    used = (*call.inputs, *map(self.read, module.parameters()))
+                    self._emit(UNSEEN, used, (), changed=[tensor])
         finally:
             self.stack.pop()
         return self.close(call, output)
@@ -235,7 +240,7 @@ class _Recorder:
     def _name_inputs(self, args: Any, kwargs: Any) -> None:
         for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
             if isinstance(leaf, Tensor) and self.table.get(leaf) is None and id(leaf) not in self.sources:
-                self._hold(self._emit("input", (), [leaf], name=_dotted(path[1:])), leaf)
+                self._hold(self._emit("input", (), [leaf], name=dotted(path[1:])), leaf)
 
     def _hold(self, value: int, tensor: Tensor) -> int:
         """Keep a copy of a small tensor that comes from outside the model, where its values are known."""
@@ -288,8 +293,3 @@ class _Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         with self:
             return inside(*args, **(kwargs or {}))
-
-
-def _dotted(path: tuple[Any, ...]) -> str:
-    """The place of a leaf in nested containers, as in `hidden_states.0`."""
-    return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)

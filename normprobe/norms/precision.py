@@ -35,6 +35,7 @@ NAMESPACES = frozenset({"aten", "prims", "prim", "_c10d_functional", "normprobe"
 _SQUARING = frozenset({"pow", "square", "var", "var_mean", "std", "std_mean", "norm", "linalg_vector_norm"})
 _WIDE_INSIDE = frozenset({"linalg_vector_norm", "norm", "std", "std_mean"})  # squares inside one kernel
 _REDUCING = frozenset({"mean", "sum", "bmm", "mm", "matmul"})
+_VIEWS = frozenset({"view", "_unsafe_view", "clone", "detach", "alias", "t", "transpose", "permute", "unsqueeze"})
 OVERFLOWING = 300.0  # its square is beyond float16's largest number, 65504
 
 
@@ -87,6 +88,11 @@ def fused_op(ops: Sequence[Op]) -> Op | None:
     return next((op for op in ops if op.name in FUSED), next((op for op in ops if op.foreign), None))
 
 
+def unseen(ops: Sequence[Op]) -> bool:
+    """Whether only memory was allocated and viewed: what was computed in it went past the dispatcher."""
+    return all("empty" in op.name or op.name in _VIEWS for op in ops)
+
+
 def _statistic_op(ops: Sequence[Op]) -> Op | None:
     """The operation that squares, else the one that reduces."""
     for op in ops:
@@ -112,6 +118,9 @@ def reduction(instance: Instance, fit: Fit, device: torch.device) -> tuple[Reduc
         y = instance.call(x)
     overflows = not _agrees(y, x, fit)
     op = fused_op(recorder.ops) or _statistic_op(recorder.ops)
+    if op is None and unseen(recorder.ops):
+        told = "computed past the dispatcher, float16 at |x| = 300 "
+        return ("unknown", told + "overflows") if overflows else ("native", told + "holds")
     if op is None:
         return "unknown", "no reduction among the recorded operations"
     half = op.dtypes[0] in HALF
@@ -159,7 +168,8 @@ def weight_multiply(instance: Instance, fit: Fit, device: torch.device, scale: f
         y = instance.call(x).cpu()
     if y.dtype not in HALF:
         return "before_cast", f"the output stays {str(y.dtype)[6:]}"
-    if not any(dtype not in HALF for op in recorder.ops for dtype in op.dtypes):
+    wide = any(dtype not in HALF for op in recorder.ops for dtype in op.dtypes)
+    if not wide and not unseen(recorder.ops):
         return "after_cast", "all arithmetic is in the input's dtype, there is no cast"
     differ = _differences(fit.layout.split(y), _ideal(x, fit), fit, instance.dtype)
     told = ", ".join(f"{share:.2%} of elements differ from {name}" for name, share in differ.items())

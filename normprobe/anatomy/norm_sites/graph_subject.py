@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.ops import ALIAS
+from normprobe.capture.leaves import tensors as tensors_in
 from normprobe.capture.storage import inner_tensors
 from normprobe.capture.trace import Node, Ref, Trace
+from normprobe.capture.writes import written
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.subject import Instance, NotComparableError, draw
+from normprobe.records import NormSpec
 
 
 class GraphSubject:
@@ -34,7 +38,7 @@ class GraphSubject:
     def __init__(
         self, model: nn.Module, trace: Trace, levels: Levels, nodes: Sequence[Node], origin: int, end: int
     ) -> None:
-        self._trace, self._origin, self._end = trace, origin, end
+        self._trace, self._levels, self._origin, self._end = trace, levels, origin, end
         self._nodes = [*_static_nodes(trace, levels, nodes), *nodes]
         recorded = trace.values[origin]
         self.shape = self.recorded_shape = recorded.shape
@@ -53,7 +57,7 @@ class GraphSubject:
         }
 
         def call(x: Tensor) -> Tensor:
-            env = {self._origin: x}
+            env = {**_shaped(self._trace, self._levels, self._nodes, dtype, x.device), self._origin: x}
             for node in self._nodes:
                 _run(node, env, tensors, dtype, self.device)
             result = env[self._end]
@@ -62,6 +66,16 @@ class GraphSubject:
             return result
 
         return Instance(call, tensors, self._parameters, dtype)
+
+
+def without_casts(spec: NormSpec, recorded: str) -> NormSpec:
+    """The spec of recorded operations, without claims that a recording in the dtype `recorded` cannot carry."""
+    if recorded in ("float16", "bfloat16") or spec.reduction == "native":
+        return spec
+    note = f"recorded in {recorded}: casts that change nothing there leave no operation behind"
+    told = spec.weight_multiply in ("none", "fused")
+    update = {"reduction": "unknown", "weight_multiply": spec.weight_multiply if told else "unknown"}
+    return spec.model_copy(update={**update, "evidence": (*spec.evidence, note)})
 
 
 class StaticFunction:
@@ -78,7 +92,7 @@ class StaticFunction:
     """
 
     def __init__(self, model: nn.Module, trace: Trace, levels: Levels, value: int) -> None:
-        self._value = value
+        self._trace, self._levels, self._value = trace, levels, value
         self._nodes = _static_nodes(trace, levels, [trace.producer(value)])
         self._nodes = [n for n in self._nodes if n.id != trace.producer(value).id] + [trace.producer(value)]
         self._state = _state(model, self._nodes)
@@ -90,7 +104,7 @@ class StaticFunction:
 
     def __call__(self, tensors: dict[str, Tensor]) -> Tensor:
         """The value for these parameters and buffers."""
-        env: dict[int, Tensor] = {}
+        env = _shaped(self._trace, self._levels, self._nodes, torch.float64, torch.device("cpu"))
         for node in self._nodes:
             _run(node, env, tensors, torch.float64, torch.device("cpu"))
         return env[self._value]
@@ -107,8 +121,19 @@ def _static_nodes(trace: Trace, levels: Levels, nodes: Sequence[Node]) -> list[N
         if node.op == "input" or (node.op == "constant" and not node.args):
             raise UnreadableAnatomyError("a tensor made outside the recorded forward is part of the computation")
         found[node.id] = node
-        todo += node.inputs
+        todo += [v for v in node.inputs if not levels.signal(v)]  # of a signal only the shape is read
     return [found[i] for i in sorted(found)]
+
+
+def _shaped(
+    trace: Trace, levels: Levels, nodes: Sequence[Node], dtype: torch.dtype, device: torch.device
+) -> dict[int, Tensor]:
+    """Tensors in the shape of the signals of which static nodes (`empty_like`) read only that."""
+    static = [n for n in nodes if not any(levels.signal(v) for v in n.outputs)]
+    read = (trace.values[v] for n in static for v in n.inputs if levels.signal(v))
+    return {
+        v.id: torch.zeros(v.shape, dtype=dtype if v.dtype.is_floating_point else v.dtype, device=device) for v in read
+    }
 
 
 def _state(model: nn.Module, nodes: Sequence[Node]) -> dict[str, Tensor]:
@@ -133,11 +158,13 @@ def _run(
     if node.op == "constant":  # one number
         env[node.outputs[0]] = torch.tensor(node.args[0], device=device)
         return
+    if node.function is None and node.op != ALIAS:
+        raise UnreadableAnatomyError(f"{node.op} was recorded as a whole and cannot be run on other inputs")
     if node.function is None:  # a view of memory that was written in place
-        shown, written = env[node.inputs[0]], env[node.inputs[-1]]
-        if shown.shape != written.shape:
+        shown, latest = env[node.inputs[0]], env[node.inputs[-1]]
+        if shown.shape != latest.shape:
             raise UnreadableAnatomyError("a part of a tensor was written in place, and the whole is read")
-        env[node.outputs[0]] = written
+        env[node.outputs[0]] = latest
         return
     args, kwargs = pytree.tree_map_only(Ref, lambda ref: env[ref.value], (node.args, node.kwargs))
     if dtype is torch.float64:
@@ -145,8 +172,9 @@ def _run(
     if "device" in kwargs:
         kwargs["device"] = device
     output = node.function(*args, **kwargs)
-    made = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
-    env.update(zip(node.outputs, made, strict=False))
+    changed = written(node.function, args, kwargs)
+    made = [t for t in tensors_in(output) if not any(t is w for w in changed)]
+    env.update(zip(node.outputs, (*made, *changed), strict=False))
 
 
 def _widened(dtype: torch.dtype) -> Any:

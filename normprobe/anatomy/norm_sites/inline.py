@@ -9,15 +9,13 @@ from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.ops import Role, base
 from normprobe.anatomy.flow.steps import Flow, Group
-from normprobe.anatomy.norm_sites.graph_subject import GraphSubject
+from normprobe.anatomy.norm_sites.graph_subject import GraphSubject, without_casts
 from normprobe.anatomy.norm_sites.modules import NOT_NORMS, Found
 from normprobe.anatomy.norm_sites.regions import Region, find_regions
 from normprobe.capture.trace import Node, Ref
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.identify import identify
 from normprobe.records import NormSite, NormSpec
-
-_HALF = ("float16", "bfloat16")
 
 
 def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> bool:
@@ -32,7 +30,7 @@ def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> bool:
         if spec is None or region.steps & covered:
             continue
         covered |= region.steps
-        path = f"{flow.path(region.core)}#{base(region.core.node.op)[5:]}:{region.core.node.ordinal}"
+        path = f"{flow.path(region.core)}#{base(region.core.node.op).partition('.')[2]}:{region.core.node.ordinal}"
         if path not in index:
             index[path] = len(found.sites)
             found.sites.append(_site(path, spec, finder.dtype(region)))
@@ -106,14 +104,8 @@ class _Finder:
         if spec is None:
             return None
         own = dict(zip(self.names[self._signature(region, nodes)], _parameters(self.flow, nodes), strict=True))
-        update: dict[str, Any] = {"weight": own.get(spec.weight or ""), "bias": own.get(spec.bias or "")}
-        recorded = self.dtype(region)
-        if recorded not in _HALF and spec.reduction != "native":
-            note = f"recorded in {recorded}: casts that change nothing there leave no operation behind"
-            update |= {"reduction": "unknown", "evidence": (*spec.evidence, note)}
-            if spec.weight_multiply not in ("none", "fused"):
-                update["weight_multiply"] = "unknown"
-        return spec.model_copy(update=update)
+        names = {"weight": own.get(spec.weight or ""), "bias": own.get(spec.bias or "")}
+        return without_casts(spec, self.dtype(region)).model_copy(update=names)
 
 
 def _form(spec: NormSpec) -> tuple[object, ...]:

@@ -12,12 +12,15 @@ from torch.jit import ScriptModule
 from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.steps import Group
 from normprobe.anatomy.norm_sites.candidates import Candidates
+from normprobe.anatomy.norm_sites.graph_subject import GraphSubject, without_casts
 from normprobe.capture.calls import CallSpec, TensorSpec
 from normprobe.capture.trace import Call, Trace
-from normprobe.norms.identify import identify_module
+from normprobe.errors import UnreadableAnatomyError
+from normprobe.norms.identify import identify, identify_module
 from normprobe.records import NormSite, NormSpec, Skipped
 
 NOT_NORMS = frozenset({"affine", "identity"})
+_NAMES = "weight", "bias"
 
 
 @dataclass
@@ -83,12 +86,40 @@ class _Finder:
         module = self.model.get_submodule("" if call.path == "." else call.path)
         failures: list[str] = []
         spec = identify_module(module, self.candidates.spec(call), failures)
-        self.skipped += [Skipped(what=f"behaviour of {call.path}", why=failure) for failure in failures]
+        if failures:
+            spec = self._from_operations(call)
+            instead = "" if spec is None else "\n  its recorded operations were run instead"
+            self.skipped += [Skipped(what=f"behaviour of {call.path}", why=why + instead) for why in failures]
         if spec is not None and spec.kind not in NOT_NORMS:
             return spec, True
         before = None if failures else self.candidates.before_tail(call)
         spec = None if before is None else identify_module(module, self.candidates.spec(call), tail=before[0])
         return (None if spec is None or spec.kind in NOT_NORMS else spec), False
+
+    def _from_operations(self, call: Call) -> NormSpec | None:
+        """What the recorded operations of a module compute that cannot be copied or run on its own."""
+        trace, levels = self.trace, self.candidates.levels
+        nodes = [trace.nodes[i] for i in sorted(self.candidates.nodes(call))]
+        main, end = self.candidates.main_input(call), call.outputs[self.candidates.normed(call) or 0]
+        made = {v for n in nodes for v in n.outputs}
+        if main is None or any(levels.signal(v) and v not in made and v != main for n in nodes for v in n.inputs):
+            return None
+        try:
+            spec = identify(GraphSubject(self.model, trace, levels, nodes, main, end))
+        except UnreadableAnatomyError:
+            return None
+        return None if spec is None else _relative(without_casts(spec, _dtype(trace, main)), call.path)
+
+
+def _relative(spec: NormSpec, path: str) -> NormSpec:
+    """The spec with names relative to the module at `path`."""
+    prefix = "" if path == "." else path + "."
+    own = {k: n.removeprefix(prefix) if n.startswith(prefix) else None for k in _NAMES if (n := getattr(spec, k))}
+    return spec.model_copy(update=own)
+
+
+def _dtype(trace: Trace, value: int) -> str:
+    return str(trace.values[value].dtype).removeprefix("torch.")
 
 
 def _gains(outer: NormSpec, inner: NormSpec) -> bool:
@@ -105,7 +136,7 @@ def _collect(finder: _Finder, calls: list[Call]) -> Found:
     for call in calls:
         main = finder.candidates.main_input(call)
         assert main is not None
-        dtype = str(finder.trace.values[main].dtype).removeprefix("torch.")
+        dtype = _dtype(finder.trace, main)
         if call.path not in index:
             index[call.path] = len(found.sites)
             found.sites.append(_site(finder.model, call.path, finder.specs[call.id], runs[call.path], dtype))
