@@ -73,7 +73,8 @@ class Inline(Gain):
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(written(x, self.weight)).relu())
+        branch: Tensor = self.down(self.up(written(x, self.weight)).relu())
+        return x + branch
 
 
 @pytest.mark.parametrize(
