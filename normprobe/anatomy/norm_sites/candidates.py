@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify, foreign
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify, foreign, slides
 from normprobe.capture.calls import CallSpec
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
@@ -27,7 +27,8 @@ class Candidates:
     def __init__(self, trace: Trace, levels: Levels) -> None:
         self.trace, self.levels = trace, levels
         self.roles = [self._role(node) for node in trace.nodes]
-        opaque = [role is Role.HEAVY and foreign(n.op) for role, n in zip(self.roles, trace.nodes, strict=True)]
+        heavy = zip(self.roles, trace.nodes, strict=True)
+        opaque = [role is Role.HEAVY and (foreign(n.op) or slides(n)) for role, n in heavy]
         self._heavy = [0, *accumulate(r in WEIGHTY and not o for r, o in zip(self.roles, opaque, strict=True))]
         self._statistic = [0, *accumulate(r in _STATISTICS or o for r, o in zip(self.roles, opaque, strict=True))]
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import Role, base, foreign
+from normprobe.anatomy.flow.ops import Role, base, foreign, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 
 _INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
@@ -79,10 +79,10 @@ def _closings(flow: Flow, last: Step) -> Iterator[Region]:
                 yield region
         _, value = heapq.heappop(heap)
         step = flow.made_by(value)
-        if step is None or step.role not in _INSIDE:
+        if step is None or not (step.role in _INSIDE or slides(step.node)):
             return
         steps.add(step.id)
-        statistic = statistic or step.role in _STATISTICS
+        statistic = statistic or step.role in _STATISTICS or slides(step.node)
         for source in step.inputs:
             if source not in seen:
                 seen.add(source)
