@@ -36,6 +36,7 @@ WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 
 ALIAS = "normprobe.alias"  # a tensor read again after a part of it was written in place
 PIECE = "normprobe.piece"  # one tensor of a concatenation, taken out again as it went in
+REST = "normprobe.rest"  # x·(1 − w), what an interpolation lerp(x, y, w) keeps of x
 _MOVES = frozenset(
     [
         ALIAS,
@@ -151,7 +152,7 @@ _ACTIVATIONS = frozenset(  # pointwise, though torch does not mark them so
 )
 _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
 _ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
-_SCALES = frozenset(["aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
+_SCALES = frozenset([REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
 _SOFTMAXES = frozenset(["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax"])
 _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
 

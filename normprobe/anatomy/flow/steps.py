@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import PIECE, Role, base, classify
+from normprobe.anatomy.flow.ops import PIECE, REST, Role, base, classify
 from normprobe.anatomy.flow.pieces import pieces
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
@@ -116,6 +116,9 @@ def _add_node(flow: Flow, node: Node) -> None:
     elif base(node.op) == "aten.addcmul" and _ref(node.args[0]) in signals and len(signals) > 1:
         _add_accumulating(flow, node, signals, Role.SCALE if len(signals) == 2 else Role.GATE)
         return
+    elif node.op == "aten.lerp.Tensor" and {_ref(a) for a in node.args[:2]} <= signals:
+        _add_interpolation(flow, node, signals)
+        return
     else:
         role = classify(node, signals)
     inputs = tuple(dict.fromkeys(v for v in node.inputs if v in signals))
@@ -138,12 +141,30 @@ def _masks(flow: Flow, node: Node, signals: frozenset[int]) -> frozenset[int]:
 
 def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int], role: Role = Role.MATMUL) -> None:
     """`addmm(x, a, b)` or `addcmul(x, a, b)` with a signal `x` is a product and an add."""
-    accumulator = _ref(node.args[0])
-    product = len(flow.trace.values) + len(flow.extra_shapes)
-    flow.extra_shapes[product] = flow.shape(node.outputs[0])
+    accumulator, product = _ref(node.args[0]), _extra(flow, node)
     factors = tuple(dict.fromkeys(v for v in node.inputs[1:] if v in signals))
     _append(flow, role, factors, (product,), node)
     _append(flow, Role.ADD, (accumulator, product), node.outputs, node)
+
+
+def _add_interpolation(flow: Flow, node: Node, signals: frozenset[int]) -> None:
+    """`lerp(x, y, w)` is the sum of two products, x·(1 − w) and y·w."""
+    products = []
+    for operand, op in zip(node.args[:2], (REST, "aten.mul.Tensor"), strict=True):
+        product = _extra(flow, node)
+        values = tuple(v for a in (operand, node.args[2]) if (v := _ref(a)) is not None)
+        part = Node(node.id, op, values, (product,), node.call, node.ordinal, (operand, node.args[2]))
+        factors = tuple(dict.fromkeys(v for v in part.inputs if v in signals))
+        _append(flow, classify(part, frozenset(factors)), factors, (product,), part)
+        products.append(product)
+    _append(flow, Role.ADD, tuple(products), node.outputs, node)
+
+
+def _extra(flow: Flow, node: Node) -> int:
+    """A value of its own for what `node` computes on its way to its output."""
+    value = len(flow.trace.values) + len(flow.extra_shapes)
+    flow.extra_shapes[value] = flow.shape(node.outputs[0])
+    return value
 
 
 def _add_group(flow: Flow, group: Group, node: Node) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from normprobe.anatomy.flow.levels import Level
-from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.ops import LIGHT, REST, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.trace import Ref
 
@@ -58,7 +58,7 @@ def constant_factor(flow: Flow, step: Step) -> float | None:
     if len(numbers) != 1:
         return None
     if not name.startswith("aten.div"):
-        return numbers[0]
+        return 1.0 - numbers[0] if name == REST else numbers[0]
     return 1.0 / numbers[0] if numbers[0] else None
 
 
@@ -72,7 +72,7 @@ def operand_factor(step: Step, value: int) -> float:
     alpha = step.node.kwargs.get("alpha", 1)
     second = argument_value(step.node.args[1]) == value if len(step.node.args) > 1 else False
     name = base(step.node.op)
-    if name == "aten.lerp":  # lerp(a, b, w) is (1 − w)·a + w·b
+    if step.node.op == "aten.lerp.Scalar":  # lerp(a, b, w) is (1 − w)·a + w·b
         weight = float(step.node.args[2])
         return weight if second else 1.0 - weight
     if name == "aten.rsub":  # rsub(a, b) is b − alpha·a

@@ -101,10 +101,19 @@ def branch_records(
     """The records of the branches of one stream."""
     located = [_located(flow, reading) for reading in readings]
     blocks = block_names(located, {call.path for call in flow.trace.calls})
+    factors = _sum_factors(flow, readings)
     return [
-        _record(flow, reading, place.path, block, norms, model)
-        for reading, place, block in zip(readings, located, blocks, strict=True)
+        _record(flow, reading, place.path, block, norms, model, factor)
+        for reading, place, block, factor in zip(readings, located, blocks, factors, strict=True)
     ]
+
+
+def _sum_factors(flow: Flow, readings: Sequence[Reading]) -> list[float]:
+    """The constant behind each sum. Behind the last it could be the head's own: it counts if others have the same."""
+    factors = [weights.sum_factor(flow, reading.write) for reading in readings]
+    last = readings[-1].write
+    others = {f for f, reading in zip(factors, readings, strict=True) if reading.write is not last}
+    return [1.0 if r.write is last and f not in others else f for f, r in zip(factors, readings, strict=True)]
 
 
 def _located(flow: Flow, reading: Reading) -> Located:
@@ -113,13 +122,18 @@ def _located(flow: Flow, reading: Reading) -> Located:
     return Located(flow.path(reading.write.step), family(reading.kind), modules)
 
 
-def _record(flow: Flow, reading: Reading, path: str, block: str, norms: Sequence[NormSite], model: nn.Module) -> Branch:
+def _record(
+    flow: Flow, reading: Reading, path: str, block: str, norms: Sequence[NormSite], model: nn.Module, behind: float
+) -> Branch:
+    """The record of one branch; `behind` is the constant factor on the sum that it is added to."""
     write, part, around = reading.write, reading.part, reading.norms
+    scale = weights.branch_scale(flow, write, part, model, behind)
+    mixed = write.skip_scale is None and scale.kind not in ("none", "constant")  # (1 − a)·x + a·f(x) as a whole
     return Branch(
         path=path,
         block=block,
         kind=reading.kind,
-        placement=placement(around, reading.post, write.skip_scale),
+        placement=placement(around, reading.post, 1.0 if mixed else write.skip_scale),
         parallel=reading.parallel,
         pre_norm=norm_path(around.before, norms),
         output_norm=norm_path(around.behind, norms),
@@ -127,8 +141,8 @@ def _record(flow: Flow, reading: Reading, path: str, block: str, norms: Sequence
         readers=weights.readers(flow, write, part),
         writers=weights.writers(flow, part, model),
         parameters=weights.parameters(flow, part),
-        skip_scale=write.skip_scale,
-        branch_scale=weights.branch_scale(flow, write, part, model),
+        skip_scale=None if write.skip_scale is None else write.skip_scale * behind,
+        branch_scale=scale,
         add=op_site(flow, write.step),
         trunk=1 if write.trunk else 0,
     )

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, base
+from normprobe.anatomy.flow.ops import REST, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import light_chain
 
-_PRODUCTS = frozenset({"aten.mul", "aten.mul_", "aten.div", "aten.div_"})
+_PRODUCTS = frozenset({REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_"})
 _BENDING = frozenset({Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION, Role.HEAVY})
 _BOUNDED = "sigmoid", "hardsigmoid"
 

@@ -96,10 +96,21 @@ def parameters(flow: Flow, part: Part) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p for i in sorted(part.region) for p in flow.steps[i].parameters))
 
 
-def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module) -> BranchScale:
-    """The factor between the branch's last norm or weights and its add; a mere change of sign is none. Of a branch
-    that is a sum it is the one that all summands have."""
-    outer = operand_factor(write.step, write.step.inputs[1 - write.trunk])
+def sum_factor(flow: Flow, write: Write) -> float:
+    """The constant that everything reads the sum of trunk and branch through, as in (x + f(x)) / √2."""
+    factor, value = 1.0, write.output
+    while len(readers := flow.readers(value)) == 1 and readers[0].role in LIGHT and len(readers[0].inputs) == 1:
+        known = constant_factor(flow, readers[0]) if readers[0].role is Role.SCALE else 1.0
+        if known is None or len(readers[0].outputs) != 1:
+            break
+        factor, value = factor * known, readers[0].outputs[0]
+    return factor
+
+
+def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module, behind: float) -> BranchScale:
+    """The factor between the branch's last norm or weights and its add, a constant times the one `behind` the add; a
+    mere change of sign is none. Of a branch that is a sum it is the one that all summands have."""
+    outer = behind * operand_factor(write.step, write.step.inputs[1 - write.trunk])
     return _scale(flow, write, part, part.end, model, abs(outer))
 
 

@@ -1,0 +1,72 @@
+"""Factors on trunk and branch: behind their sum, or as an interpolation between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe.records import Stream
+from tests.anatomy.reading import anatomy_of, only_stream
+
+WIDTH = 8
+Merge = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self, merge: Merge) -> None:
+        super().__init__()
+        self.norm, self.f = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+        self.gate, self.share, self.merge = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH)), merge
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.merge(self, x, self.f(self.norm(x)))
+
+
+def read(merge: Merge, *head: nn.Module) -> Stream:
+    torch.manual_seed(0)
+    blocks = [Block(merge) for _ in range(3)]
+    return only_stream(anatomy_of(nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks, *head), torch.randn(2, 6, WIDTH)))
+
+
+@pytest.mark.parametrize(
+    ("merge", "skip", "branch"),
+    [
+        (lambda b, x, y: (x + y) / 2**0.5, 0.5**0.5, 0.5**0.5),
+        (lambda b, x, y: 0.8 * (x + 0.5 * y), 0.8, 0.4),
+        (lambda b, x, y: torch.lerp(x, y, torch.full((), 0.25)), 0.75, 0.25),
+    ],
+    ids=["divided", "multiplied", "interpolated"],
+)
+def test_a_constant_behind_the_sum_scales_trunk_and_branch(merge: Merge, skip: float, branch: float) -> None:
+    stream = read(merge, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    assert (stream.placement, stream.final_norm, stream.topology) == ("pre", "4", "ordinary")
+    assert [b.skip_scale for b in stream.branches] == pytest.approx([skip] * 3)
+    assert [b.branch_scale.kind for b in stream.branches] == ["constant"] * 3
+    assert [b.branch_scale.value for b in stream.branches] == pytest.approx([branch] * 3)
+
+
+def test_the_factor_of_the_head_is_none_of_the_last_branch() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 2
+
+    stream = read(lambda b, x, y: x + y, Halves(), nn.Linear(WIDTH, 5))
+    assert [(b.skip_scale, b.branch_scale.kind) for b in stream.branches] == [(1.0, "none")] * 3
+
+
+def test_learned_and_gated_interpolation() -> None:
+    stream = read(lambda b, x, y: torch.lerp(x, y, b.share), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    assert (stream.placement, stream.topology) == ("pre", "ordinary")
+    assert [(b.skip_scale, b.branch_scale.kind) for b in stream.branches] == [(None, "channel")] * 3
+    assert [b.branch_scale.parameter for b in stream.branches] == [f"{i}.share" for i in (1, 2, 3)]
+    stream = read(lambda b, x, y: torch.lerp(x, y, torch.sigmoid(b.gate(x))), nn.LayerNorm(WIDTH))
+    assert (stream.placement, stream.topology) == ("pre", "gated")
+    assert [(b.skip_scale, b.branch_scale.kind) for b in stream.branches] == [(None, "gate")] * 3
+
+
+def test_a_normed_interpolation_is_post_norm() -> None:
+    stream = read(lambda b, x, y: nn.functional.normalize(torch.lerp(x, y, b.share), dim=-1))
+    assert stream.placement == "post"
