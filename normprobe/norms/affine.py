@@ -90,11 +90,11 @@ def describe(gain: Match | None, offset: Tensor, scale: float, tensors: Mapping[
     if gain.name is None:
         form: AffineForm = "none" if bias.name is None else "other"
         return Affine(form, None, bias.name, gain.factor, True, note)
-    form = _FORMS[gain.one_plus, bias.name is not None]
+    form = FORMS[gain.one_plus, bias.name is not None]
     return Affine(form, gain.name, bias.name, gain.factor, gain.scalar, note)
 
 
-_FORMS: dict[tuple[bool, bool], AffineForm] = {
+FORMS: dict[tuple[bool, bool], AffineForm] = {
     (False, False): "weight",
     (False, True): "weight+bias",
     (True, False): "one_plus_weight",

@@ -12,13 +12,13 @@ from torch import nn
 
 from normprobe.capture.calls import CallSpec
 from normprobe.errors import UnreadableAnatomyError
-from normprobe.norms import elementwise, responses, stored
+from normprobe.norms import elementwise, responses, stored, unfitted
 from normprobe.norms.eps import rounded
 from normprobe.norms.fit import LARGE, PRECISE, Fit, fit, fit_scaled, odd_parts, rows
 from normprobe.norms.layout import Layout
 from normprobe.norms.module_subject import SIDE, ModuleSubject, Tail
 from normprobe.norms.probe_layout import find_layout
-from normprobe.norms.specs import statistic_spec, unknown_spec
+from normprobe.norms.specs import statistic_spec
 from normprobe.norms.subject import Instance, NotComparableError, Subject
 from normprobe.records import NormSpec
 
@@ -109,12 +109,12 @@ def _identify(subject: Subject) -> NormSpec | None:
         return None
     layout = find_layout(exact.call, x)
     if layout is None:
-        return responses.identify(subject, exact) or unknown_spec(subject, exact, None)
+        return responses.identify(subject, exact) or unfitted.identify(subject, exact, None)
     if not layout.axes:
         return _elementwise(subject, exact)
     found = fit_statistic(subject, exact, layout)
     if found is None:
-        return responses.identify(subject, exact) or unknown_spec(subject, exact, layout)
+        return responses.identify(subject, exact) or unfitted.identify(subject, exact, layout)
     spec = statistic_spec(subject, exact, found)
     return None if spec.eps_placement == "clamp" and _clips(exact, x) else spec
 

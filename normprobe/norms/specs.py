@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from math import isfinite
 
 import torch
 
@@ -65,42 +64,6 @@ def _part(layout: Layout) -> list[str]:
         return []
     axis, start, stop = layout.part
     return [f"only the slice {start}:{stop} of axis {axis} is normalised"]
-
-
-def unknown_spec(subject: Subject, exact: Instance, layout: Layout | None) -> NormSpec | None:
-    """`unknown` for what keeps its output when its input grows, element for element; None for the rest. There is no
-    layout where elements differ in what they share."""
-    base = rows(subject.shape, SEED + 3)[0]
-    x = (2.0**10 * base).to(device=subject.device, dtype=exact.dtype)
-    y, doubled, negated = exact.call(x), exact.call(2 * x), exact.call(-x)
-    largest = float((y - negated).abs().amax())
-    if not (isfinite(largest) and largest > 0):
-        return None
-    if float((doubled - y).abs().amax()) > 1e-3 * largest:
-        return None
-    if float((y + negated - (y + negated).mean(0, keepdim=True)).abs().amax()) > 1e-3 * largest:
-        return None
-    share = _own_share(exact, x)
-    if share < 2.0:
-        return None
-    axes = () if layout is None else signed(layout)
-    over = f", over axes {axes}," if axes else ""
-    told = f"output does not grow with its input{over} but fits no closed form"
-    return NormSpec(kind="unknown", axes=axes, device=subject.device.type, evidence=(told,))
-
-
-def _own_share(exact: Instance, x: torch.Tensor) -> float:
-    """How much more an output moves with its own input than the median of the others; inf where alone."""
-    ratios = []
-    for place in (tuple(n // 2 for n in x.shape), tuple(n // 3 for n in x.shape)):
-        pushed = x.clone()
-        pushed[place] += 0.05 * x.square().mean().sqrt()
-        change = (exact.call(pushed) - exact.call(x)).abs()
-        own = float(change[place])
-        change[place] = 0
-        others = change[change > 0]
-        ratios.append(own / float(others.median()) if len(others) else float("inf"))
-    return min(ratios)
 
 
 def signed(layout: Layout) -> tuple[int, ...]:

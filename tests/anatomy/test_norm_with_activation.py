@@ -47,6 +47,17 @@ class LayerNormAct2d(nn.LayerNorm):
         return F.gelu(x.permute(0, 3, 1, 2))
 
 
+class GainThenAct(nn.Module):
+    """A root mean square norm with ReLU: as a whole it keeps its scale and has a gain as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1, CHANNELS, 1, 1), 1.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-4) * self.weight)
+
+
 class ThresholdedResponse(nn.Module):
     """Filter response norm with its learned threshold (Singh & Krishnan 2020)."""
 
@@ -79,6 +90,7 @@ class Preact(nn.Module):
         (BatchNormAct, {"kind": "batchnorm", "affine": "weight+bias", "eps": 1e-5, "frozen": False}),
         (FrozenAct, {"kind": "batchnorm", "affine": "weight+bias", "eps": 1e-3, "frozen": True}),
         (lambda: LayerNormAct2d(CHANNELS), {"kind": "layernorm", "affine": "weight+bias", "reduction": "native"}),
+        (GainThenAct, {"kind": "rmsnorm", "affine": "weight", "eps": 1e-4, "axes": (1,)}),
         (ThresholdedResponse, {"kind": "rmsnorm", "affine": "weight+bias", "eps": 1e-4}),
     ],
 )

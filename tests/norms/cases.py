@@ -22,6 +22,7 @@ from tests.norms.zoo import (
     PinnedLayerNorm,
     RMSNorm,
     Rule,
+    evolved,
     facts,
     foreign_norm,
     gated_inside,
@@ -292,7 +293,13 @@ CUSTOM = [
     Case(
         "peak",
         lambda: Rule(lambda self, x: self.w * x / x.abs().amax(-1, keepdim=True), w=ones(WIDTH)),
-        {"kind": "unknown"},
+        {"kind": "unknown", "affine": "weight", "eps_placement": "unknown", "weight": "w"},
+    ),
+    Case(
+        "deviation-behind-a-gate",
+        lambda: Rule(evolved, w=ones(16), b=ones(16), v=ones(16)),
+        {"kind": "unknown", "affine": "weight+bias", "weight": "w", "bias": "b", "groups": 4, "axes": (-3, -2, -1)},
+        (MAP,),
     ),
 ]
 

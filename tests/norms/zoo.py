@@ -192,6 +192,14 @@ def grn_tokens(self: Rule, x: Tensor) -> Tensor:
     return self.w * (x * response / (response.mean(-1, keepdim=True) + 1e-6)) + self.b + x
 
 
+def evolved(self: Rule, x: Tensor) -> Tensor:
+    """EvoNorm-S0 of four groups (Liu et al. 2020): a swish over the deviation of the group."""
+    w, b, v = (each.view(1, -1, 1, 1) for each in (self.w, self.b, self.v))
+    variance = x.unflatten(1, (4, -1)).var((2, 3, 4), unbiased=False, keepdim=True)
+    deviation = (variance + 1e-5).sqrt().expand(-1, -1, x.shape[1] // 4, 1, 1).flatten(1, 2)
+    return x * (v * x).sigmoid() / deviation * w + b
+
+
 @torch.library.custom_op("normprobe_zoo::rms_norm", mutates_args=())
 def foreign_norm(x: Tensor, weight: Tensor) -> Tensor:
     """An operation that torch does not know, whose inside no recorder sees."""

@@ -90,11 +90,11 @@ class _Finder:
             spec = self._from_operations(call)
             instead = "" if spec is None else "\n  its recorded operations were run instead"
             self.skipped += [Skipped(what=f"behaviour of {call.path}", why=why + instead) for why in failures]
-        if spec is not None and spec.kind not in NOT_NORMS:
+        before = None if failures or _fits(spec) else self.candidates.before_tail(call)
+        inner = None if before is None else identify_module(module, self.candidates.spec(call), tail=before[0])
+        if spec is not None and spec.kind not in NOT_NORMS and not _fits(inner):
             return spec, True
-        before = None if failures else self.candidates.before_tail(call)
-        spec = None if before is None else identify_module(module, self.candidates.spec(call), tail=before[0])
-        return (None if spec is None or spec.kind in NOT_NORMS else spec), False
+        return (None if inner is None or inner.kind in NOT_NORMS else inner), False
 
     def _from_operations(self, call: Call) -> NormSpec | None:
         """What the recorded operations of a module compute that cannot be copied or run on its own."""
@@ -120,6 +120,11 @@ def _relative(spec: NormSpec, path: str) -> NormSpec:
 
 def _dtype(trace: Trace, value: int) -> str:
     return str(trace.values[value].dtype).removeprefix("torch.")
+
+
+def _fits(spec: NormSpec | None) -> bool:
+    """Whether something is a norm of a known form."""
+    return spec is not None and spec.kind not in NOT_NORMS and spec.kind != "unknown"
 
 
 def _gains(outer: NormSpec, inner: NormSpec) -> bool:
