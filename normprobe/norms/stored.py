@@ -45,12 +45,14 @@ def identify(subject: Subject, exact: Instance, refused: str | None) -> NormSpec
     affine = describe(match(stored.gain, others), offset, 1.0, others)
     seen = "train mode uses them as well" if refused is None else refused
     told = f"scale falls with the root of {stored.variance}, mean {mean or 'not subtracted'}; {seen}"
-    return _spec(subject, stored, mean is not None, affine, told).model_copy(update={"frozen": refused is None})
+    return _spec(subject, stored, form[0], mean is not None, affine, told).model_copy(
+        update={"frozen": refused is None}
+    )
 
 
-def _spec(subject: Subject, stored: Stored, centred: bool, affine: Affine, told: str) -> NormSpec:
+def _spec(subject: Subject, stored: Stored, gain: Tensor, centred: bool, affine: Affine, told: str) -> NormSpec:
     eps = _eps(subject, stored)
-    channels = [axis for axis in range(stored.gain.ndim) if _varies(stored.gain, axis)]
+    channels = [axis for axis in range(gain.ndim) if _varies(gain, axis)]
     return NormSpec(
         kind="batchnorm",
         subtracts_mean=centred,

@@ -53,6 +53,14 @@ def tanh(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     return torch.tanh(gain[0] * x) * gain + offset
 
 
+def softsign(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return F.softsign(gain[0] * x) * gain + offset
+
+
+def inverse_root(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return x * torch.rsqrt(gain[0] ** 2 + x.square()) * gain + offset
+
+
 def response(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     size = x.norm(dim=1, keepdim=True)
     return gain * (x * (size / (size.mean(-1, keepdim=True) + 1e-3))) + offset + x
@@ -85,6 +93,8 @@ FORMS: dict[str, tuple[Inline, dict[str, object]]] = {
         {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3, "groups": 4},
     ),
     "tanh": (tanh, {"kind": "dyt", "affine": "weight+bias", "eps_placement": "none", "eps": None}),
+    "softsign": (softsign, {"kind": "dyt", "affine": "weight+bias", "eps_placement": "none", "eps": None}),
+    "inverse_root": (inverse_root, {"kind": "dyt", "affine": "weight+bias", "eps_placement": "none", "eps": None}),
     "response": (
         response,
         {"kind": "grn", "affine": "weight+bias", "eps_placement": "outside_sqrt", "eps": 1e-3},
@@ -159,6 +169,7 @@ def test_inline_norm_equals_the_same_norm_as_a_module() -> None:
     [
         lambda x, gain, offset: x * gain + offset,
         lambda x, gain, offset: x * torch.sigmoid(x) * gain,
+        lambda x, gain, offset: x * torch.sigmoid(gain * x),
         lambda x, gain, offset: torch.softmax(x, -1) * gain,
         lambda x, gain, offset: x - x.mean(-1, keepdim=True),
     ],
@@ -167,3 +178,32 @@ def test_lookalikes_are_no_norms(no_norm: Inline) -> None:
     found = anatomy_of(*inline(no_norm))
     assert [n.path for n in found.norms if n.kind not in ("affine", "identity", "unknown")] == ["final"]
     assert {b.placement for b in only_stream(found).branches} == {"none"}
+
+
+class StoredScale(nn.Module):
+    """Two convolutions, and between them a scale and shift from buffers, by its own forward."""
+
+    def __init__(self, root: bool, gain: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+        self.root, self.gain = root, nn.Parameter(torch.rand(8)) if gain else None
+        self.register_buffer("mean", torch.rand(8))
+        self.register_buffer("spread", torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.spread + 1e-5).rsqrt() if self.root else 1 / (self.spread + 1e-5)
+        if self.gain is not None:
+            scale = scale * self.gain
+        return self.second((self.first(x) - self.mean[:, None, None]) * scale[:, None, None])
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_a_frozen_batch_norm_is_told_by_its_stored_variance(gain: bool) -> None:
+    (site,) = anatomy_of(StoredScale(True, gain).eval(), torch.randn(2, 3, 8, 8)).norms
+    assert (site.path, site.kind, site.frozen, site.eps) == (f".#mul:{int(gain)}", "batchnorm", True, 1e-5)
+    assert (site.subtracts_mean, site.axes) == (True, (0, 2, 3))
+    assert (site.affine, site.weight) == (("weight", "gain") if gain else ("none", None))
+
+
+def test_a_division_by_a_buffer_is_no_norm() -> None:
+    assert anatomy_of(StoredScale(False, False).eval(), torch.randn(2, 3, 8, 8)).norms == ()

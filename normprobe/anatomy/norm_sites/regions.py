@@ -30,7 +30,8 @@ def find_regions(flow: Flow) -> Iterator[list[Region]]:
 
     A fused norm kernel, and an operation that torch does not know, is a region of its own. Elsewhere a product or
     quotient of two signals is followed back until everything comes from one earlier value; the ways may close several
-    times (first over x − mean, then over x). A non-linearity behind a learned factor may be a bounded stand-in.
+    times (first over x − mean, then over x). A non-linearity behind a learned factor, or one written as a quotient, may
+    be a bounded stand-in; a factor from buffers may hold a stored variance.
     """
     for step in flow.steps:
         closings: list[Region] = []
@@ -40,6 +41,8 @@ def find_regions(flow: Flow) -> Iterator[list[Region]]:
             closings = list(_closings(flow, step))[::-1]
         elif step.role is Role.ACT:
             closings = _bounded(flow, step)
+        elif step.role is Role.SCALE and len(step.inputs) == 1:
+            closings = _stored(flow, step)
         if closings:
             yield [region for closing in closings for region in _extensions(flow, closing)]
 
@@ -65,14 +68,27 @@ def _bounded(flow: Flow, step: Step) -> list[Region]:
     return [region] if learned and shaped and not _leaks(flow, region) else []
 
 
+def _stored(flow: Flow, step: Step) -> list[Region]:
+    """A factor that comes from buffers, with what is subtracted before it."""
+    value, steps = step.inputs[0], {step.id}
+    if not any(flow.levels.buffers(v) for v in step.statics) or flow.shape(value) != flow.shape(step.outputs[0]):
+        return []
+    found = [Region(value, step.outputs[0], frozenset(steps), step)]
+    maker = flow.made_by(value)
+    if maker is not None and maker.role is Role.SHIFT and len(maker.inputs) == 1:
+        longer = Region(maker.inputs[0], step.outputs[0], frozenset({*steps, maker.id}), step)
+        found = [longer, *found] if not _leaks(flow, longer) else found
+    return found
+
+
 def _closings(flow: Flow, last: Step) -> Iterator[Region]:
-    """Regions that end in `last`, the smallest first."""
+    """Regions that end in `last` and hold a statistic or something learned, the smallest first."""
     end = last.outputs[0]
     heap = [(-flow.producer.get(v, -1), v) for v in last.inputs]
     heapq.heapify(heap)
-    seen, steps, statistic, found = set(last.inputs), {last.id}, False, 0
+    seen, steps, told, found = set(last.inputs), {last.id}, False, 0
     while heap and len(steps) <= _MOST_STEPS and found < _MOST_CLOSINGS:
-        if len(heap) == 1 and statistic and flow.shape(heap[0][1]) == flow.shape(end):
+        if len(heap) == 1 and told and flow.shape(heap[0][1]) == flow.shape(end):
             region = Region(heap[0][1], end, frozenset(steps), last)
             if not _leaks(flow, region):
                 found += 1
@@ -82,7 +98,7 @@ def _closings(flow: Flow, last: Step) -> Iterator[Region]:
         if step is None or not (step.role in _INSIDE or slides(step.node)):
             return
         steps.add(step.id)
-        statistic = statistic or step.role in _STATISTICS or slides(step.node)
+        told = told or step.role in _STATISTICS or slides(step.node) or bool(step.parameters)
         for source in step.inputs:
             if source not in seen:
                 seen.add(source)
