@@ -21,6 +21,8 @@ from normprobe.capture.shadows import on_meta
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
+from normprobe.measures.extra import Subject
+from normprobe.measures.extras import check_names, measure_extras
 from normprobe.measures.forward import measure_forward
 from normprobe.measures.gradients import measure_gradients
 from normprobe.records import Level, Measurements, ReportData, Skipped, Target
@@ -55,7 +57,8 @@ def probe(
             model's config says enough (the report then says what was taken).
         level: "structure" for the Anatomy alone; "forward" for one measured pass too; "backward" for one more pass
             with gradients.
-        measures: further measures by name; none exist yet.
+        measures: further measures by name (`normprobe.records.extras` lists them with the passes that each takes), or
+            "all"; they need level "forward" or "backward".
         tokenizer: called as `tokenizer(text, return_tensors="pt")` for inputs given as a text.
         loss: `loss(output, inputs)` gives the scalar whose gradients are taken at level "backward".
         autocast: dtype of automatic mixed precision for all passes, as a torch dtype or its name.
@@ -80,7 +83,7 @@ def probe(
     values = _on_device(model, values)
     with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
         reading = _read(model, values, tell)
-        measured, skipped = _measure(model, values, reading, level, loss, seed, tell)
+        measured, skipped = _measure(model, values, reading, level, measures, loss, seed, tell)
     target = _target(model, description, autocast)
     return _judge(ReportData(target=target, level=level), reading, measured, skipped)
 
@@ -101,6 +104,7 @@ def _measure(
     inputs: Inputs,
     reading: Reading,
     level: Level,
+    measures: Sequence[str],
     loss: Loss | None,
     seed: int,
     tell: Progress,
@@ -116,7 +120,9 @@ def _measure(
         gradients, more = measure_gradients(model, inputs, reading.anatomy, loss=loss)
         measured = measured.model_copy(update={"gradients": gradients})
         skipped = (*skipped, *more)
-    return measured, skipped
+    subject = Subject(model, inputs, reading.anatomy, measured, loss, seed, tell)
+    measured, more = measure_extras(measures, subject)
+    return measured, (*skipped, *more)
 
 
 def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:
@@ -152,9 +158,12 @@ def _check_settings(level: str, measures: Sequence[str], loss: object, seed: obj
     levels = get_args(Level)
     if level not in levels:
         raise SettingError(f"unknown level {level!r}", expected=" | ".join(levels), found=repr(level))
-    if measures:
-        raise SettingError(f"unknown measure {measures[0]!r}", expected="no measure beyond the levels exists yet")
-    if loss is not None and level != "backward":
+    check_names([name for name in measures if name != "all"])
+    if measures and level == "structure":
+        raise SettingError(
+            "measures need a signal", expected='level="forward" or "backward"', found=f"{measures[0]!r} at {level!r}"
+        )
+    if loss is not None and level != "backward" and not measures:
         hint = 'pass level="backward", or leave loss= out'
         raise SettingError(
             "a loss was given, but no gradients are taken", expected='level="backward"', found=repr(level), hint=hint

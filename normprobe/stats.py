@@ -1,6 +1,6 @@
 """Tensors to numbers: pure functions, float32 or wider inside, NaN in is NaN out.
 
-Dims: B batch, H query heads, K key heads, R sampled query rows, T keys, D head width, L writes to a stream.
+Dims: R rows, C columns, L writes to a stream.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from normprobe.records import Growth
 
-SATURATED = 0.99  # a row whose largest probability is above this
-MASKED = -1e4  # an additive mask this low leaves a probability of exactly 0 in float32
+_SAFE = (1e-15, 1e15)  # norms between these have squares that float32 holds
 
 
 def widen(x: Tensor) -> Tensor:
@@ -40,6 +39,26 @@ def token_rms(x: Tensor, feature_axis: int = -1) -> Tensor:
     peak = wide.abs().amax(feature_axis, keepdim=True)
     scale = peak.where(torch.isfinite(peak) & (peak > 0), 1.0)
     return (wide / scale).square().mean(feature_axis).sqrt() * scale.squeeze(feature_axis)
+
+
+def norms(rows: Tensor) -> Tensor:
+    """L2 norm over the last axis, in one pass where no square overflows or vanishes.
+
+    Args:
+        rows: any shape, any real dtype.
+
+    Returns:
+        The shape of `rows` without its last axis, float32 (float64 for float64 input). NaN where an element is
+        NaN, infinite where one is infinite.
+    """
+    dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
+    found: Tensor = torch.linalg.vector_norm(rows.detach(), dim=-1, dtype=dtype)
+    if not found.numel():
+        return found
+    low, high = (float(v) for v in found.aminmax())
+    if low > _SAFE[0] and high < _SAFE[1]:
+        return found
+    return token_rms(rows) * math.sqrt(rows.shape[-1])
 
 
 def quantiles(values: Tensor, levels: Sequence[float]) -> tuple[float, ...]:
@@ -67,6 +86,61 @@ def _between(ordered: Tensor, place: float) -> float:
     low = math.floor(place)
     a, b = float(ordered[low]), float(ordered[math.ceil(place)])
     return a if a == b else a + (place - low) * (b - a)
+
+
+def medians(rows: Tensor) -> tuple[float, ...]:
+    """Median of each row.
+
+    Args:
+        rows: [K, N] with N at least 1, any real dtype.
+
+    Returns:
+        One number a row, the mean of the two in the middle where N is even; NaN for a row with a NaN.
+
+    Raises:
+        ValueError: if a row has no element.
+    """
+    if rows.shape[-1] == 0:
+        raise ValueError(f"medians need an element in each row, found shape {tuple(rows.shape)}")
+    ordered = widen(rows.detach()).sort(-1).values
+    middle, last = ordered.shape[-1] // 2, ordered[:, -1]  # NaN sorts last
+    low = ordered[:, (ordered.shape[-1] - 1) // 2]
+    centre = torch.where(low == ordered[:, middle], low, (low + ordered[:, middle]) / 2)
+    return tuple(centre.where(~last.isnan(), math.nan).tolist())
+
+
+def stable_rank(rows: Tensor) -> float:
+    """‖X‖²_F / ‖X‖²₂ of the matrix X [R, C]: 1 where all rows are parallel, at most min(R, C).
+
+    The largest eigenvalue of XXᵀ is the Rayleigh quotient of a column of its 128th power: too small by at most
+    0.1 %, which happens where two eigenvalues are almost equal.
+
+    Args:
+        rows: [R, C], any real dtype; R·R numbers are held.
+
+    Returns:
+        NaN where all rows are 0 or one is not finite.
+
+    Source: Rudelson & Vershynin 2007, sec. 1.1.
+    """
+    wide = rows.double()
+    gram = wide @ wide.mT
+    total = float(gram.trace())
+    if not (math.isfinite(total) and total > 0):
+        return math.nan
+    gram = gram / total
+    power = gram
+    for _ in range(7):
+        power = power @ power
+        power = power / power.trace()
+    column = power[:, int(power.diagonal().argmax())]
+    return float(column.dot(column) / column.dot(gram @ column))
+
+
+def participation(weights: Sequence[float]) -> float:
+    """(Σ w)² / Σ w²: how many of these weights carry the sum; NaN where there is none above 0 or one is NaN."""
+    square = math.fsum(w * w for w in weights)
+    return math.fsum(weights) ** 2 / square if square > 0 else math.nan
 
 
 class Summary(NamedTuple):
@@ -175,111 +249,3 @@ def _within(angle: float, freedom: int) -> float:
         term *= math.cos(angle) ** 2 * k / (k + 1)
         total += term
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-
-
-class LogitStats(NamedTuple):
-    """Statistics of attention logits, one number a query head; fields as in `records.HeadLogits`."""
-
-    max: tuple[float, ...]
-    std: tuple[float, ...]
-    entropy: tuple[float, ...]
-    saturated: tuple[float, ...]
-    first_token: tuple[float, ...]
-
-
-def sampled_logit_stats(
-    q: Tensor, k: Tensor, scale: float | Tensor, *, mask: Tensor | None = None, softcap: float | None = None
-) -> LogitStats:
-    """Statistics of the logits (scale, softcap, mask) and probabilities of R sampled rows, in R·T memory.
-
-    Args:
-        q: [B, H, R, D], any real dtype.
-        k: [B, K, T, D] with H a multiple of K.
-        scale: factor on q·kᵀ, a number or broadcastable to [B, H, R, T].
-        mask: broadcastable to [B, H, R, T]; boolean (True: attend), or additive (its finite part is a bias;
-            entries at or below `MASKED` count as masked).
-        softcap: c of c·tanh(logit / c), or None.
-
-    Returns:
-        One number a head, over all samples and rows. Rows without a key are left out; rows with one key are
-        left out of entropy and saturation. NaN where nothing is left, and wherever a head has a NaN.
-
-    Raises:
-        ValueError: if the shapes do not fit.
-    """
-    logits, seen = _logits(q, k, scale, mask, softcap)  # [H, N, T] with N = B·R
-    keys = seen.sum(-1)
-    some, several = keys > 0, keys > 1
-    masked = logits.masked_fill(~seen, -math.inf)
-    probability = torch.softmax(masked.masked_fill(~some[..., None], 0.0), -1)
-    entropy = torch.special.entr(probability).sum(-1) / keys.clamp(min=2).log()
-    largest = probability.amax(-1)
-    above = (largest > SATURATED).to(largest.dtype)
-    return LogitStats(
-        max=_floats(masked.amax((1, 2)).where(some.any(-1), math.nan)),
-        std=_floats(_std(logits.flatten(1), seen.flatten(1))),
-        entropy=_floats(_mean(entropy, several)),
-        saturated=_floats(_mean(above.where(~largest.isnan(), math.nan), several)),
-        first_token=_floats(_mean(probability[..., 0], some)),
-    )
-
-
-def _logits(
-    q: Tensor, k: Tensor, scale: float | Tensor, mask: Tensor | None, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Logits [H, B·R, T] and which of them are not masked; a NaN is never masked away."""
-    batch, heads, rows, width = q.shape
-    key_heads, keys = k.shape[1], k.shape[2]
-    if k.shape[0] != batch or k.shape[3] != width or heads % key_heads:
-        raise ValueError(f"q [B, H, R, D] and k [B, K, T, D] do not fit: {[*q.shape]} and {[*k.shape]}")
-    grouped = widen(q.detach()).reshape(batch, key_heads, heads // key_heads * rows, width)
-    logits = (grouped @ widen(k.detach()).mT).reshape(batch, heads, rows, keys) * scale
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    seen = torch.ones_like(logits, dtype=torch.bool)
-    if mask is not None:
-        blocked = ~mask if mask.dtype is torch.bool else mask <= MASKED
-        logits = logits + (0.0 if mask.dtype is torch.bool else mask.to(logits.dtype).where(~blocked, 0.0))
-        seen = ~blocked | logits.isnan()
-    return logits.transpose(0, 1).flatten(1, 2), seen.transpose(0, 1).flatten(1, 2)
-
-
-def _mean(values: Tensor, chosen: Tensor) -> Tensor:
-    """Mean over the last axis of the chosen entries; NaN where none is."""
-    return values.where(chosen, 0.0).sum(-1) / chosen.sum(-1)
-
-
-def _std(values: Tensor, chosen: Tensor) -> Tensor:
-    """Standard deviation over the last axis of the chosen entries, in two passes; NaN where none is."""
-    return _mean((values - _mean(values, chosen)[:, None]).square(), chosen).sqrt()
-
-
-def logit_bound(q: Tensor, k: Tensor, scale: float | Tensor) -> tuple[float, ...]:
-    """max|q| · max|k| · |scale| per query head: by Cauchy-Schwarz a bound on |logit| before softcap.
-
-    Args:
-        q: [B, H, Q, D], all query rows, any real dtype.
-        k: [B, K, T, D] with H a multiple of K.
-        scale: a number, or a tensor with one factor a head (any shape that holds H or one element).
-
-    Returns:
-        One number a query head; NaN where a row of the head has one.
-
-    Raises:
-        ValueError: if H is not a multiple of K.
-    """
-    heads, key_heads = q.shape[1], k.shape[1]
-    if heads % key_heads:
-        raise ValueError(f"{heads} query heads do not share {key_heads} key heads evenly")
-    longest_q, longest_k = _longest(q), _longest(k).repeat_interleave(heads // key_heads)
-    factor = scale.detach().abs().flatten().to(longest_q) if isinstance(scale, Tensor) else abs(scale)
-    return _floats(longest_q * longest_k * factor)
-
-
-def _longest(rows: Tensor) -> Tensor:
-    """Largest L2 norm over samples and rows of [B, H, N, D], per head."""
-    return token_rms(rows).amax((0, 2)) * math.sqrt(rows.shape[-1])
-
-
-def _floats(values: Tensor) -> tuple[float, ...]:
-    return tuple(values.tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -25,6 +25,7 @@ _DEPTH = 4  # containers and objects inside each other that are looked into; end
 _MANY = 2**16  # entries; a longer container is put back too, but not looked into
 _NESTED = 16 * 2**20  # elements of tensors inside containers and objects that are copied; others before a write
 
+_EMPTIED, _NUMBERS = frozenset({dict, OrderedDict, list, set}), frozenset({bool, int, float, str, type(None)})
 _OPEN: ContextVar[Keeper | None] = ContextVar("keeper of the guard that is open", default=None)
 
 
@@ -91,6 +92,8 @@ class _State:
         self._keeper, self._room = keeper, _NESTED
         self._depths: dict[int, int] = {}  # by id: how deep a container or object has been looked into
         self._tensors: set[int] = set()
+        self._empty: list[Any] = []
+        self.steps.append(partial(_empty_again, self._empty))
         for module in model.modules():
             for parameter in module._parameters.values():
                 if parameter is not None:
@@ -105,7 +108,10 @@ class _State:
             if isinstance(value, Tensor):
                 self._tensor(value)
         for value in own.values():
-            self._nested(value, _DEPTH)
+            if type(value) in _EMPTIED and not value:  # most hooks: none
+                self._empty.append(value)
+            elif type(value) not in _NUMBERS:
+                self._nested(value, _DEPTH)
 
     def _parameter(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -125,8 +131,7 @@ class _State:
             return
         self._depths[id(value)] = depth
         if not isinstance(contents, tuple):
-            copy = {} if isinstance(contents, dict) and not contents else contents.copy()  # most hooks: none
-            self.steps.append(partial(_refill, contents, copy))
+            self.steps.append(partial(_refill, contents, contents.copy()))
         if len(contents) <= _MANY:
             for inner in contents.values() if isinstance(contents, dict) else contents:
                 self._nested(inner, depth - 1)
@@ -160,6 +165,12 @@ class _State:
         memory = tensor.detach()
         self.steps.append(partial(_set_back, tensor, memory))
         return memory
+
+
+def _empty_again(containers: Iterable[Any]) -> None:
+    for container in containers:
+        if container:
+            container.clear()
 
 
 def _contents(value: Any) -> Any:

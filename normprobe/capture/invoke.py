@@ -18,6 +18,7 @@ from normprobe.errors import InputError
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
+_PLAIN = frozenset({Tensor, bool, int, float, str, type(None)})  # hold no module of the model
 _SPARE = 2  # a tensor's storage is copied as a whole where it is at most this many times as large as the tensor
 
 
@@ -78,8 +79,9 @@ def split(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _copied(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    own = (*model.modules(), *model.parameters(), *model.buffers())
-    memo: dict[int, Any] = {id(part): part for part in own}
+    memo: dict[int, Any] = {}
+    if not all(type(leaf) in _PLAIN for leaf in pytree.tree_leaves((args, dict(kwargs)))):
+        memo = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
     with _disable_current_modes(), torch.no_grad(), _TensorCopies():
         positional = [_copy(value, str(place), memo) for place, value in enumerate(args)]
         return positional, {name: _copy(value, name, memo) for name, value in kwargs.items()}

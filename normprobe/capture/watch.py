@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened
 from normprobe.capture.guard import untouched
@@ -59,7 +60,14 @@ class Watched:
         return self.failed.get(site)
 
 
-def watch(model: nn.Module, inputs: Inputs, handlers: Mapping[OpSite, Handler], *, grad: bool = False) -> Watched:
+def watch(
+    model: nn.Module,
+    inputs: Inputs,
+    handlers: Mapping[OpSite, Handler],
+    *,
+    grad: bool = False,
+    everywhere: bool = True,
+) -> Watched:
     """Run `model` once on `inputs` in eval mode and tell `handlers` of the operations at their sites.
 
     The model is left bit for bit as it was, also when its forward raises (that error passes through). An
@@ -71,10 +79,12 @@ def watch(model: nn.Module, inputs: Inputs, handlers: Mapping[OpSite, Handler], 
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         handlers: one handler a site.
         grad: whether autograd records the forward.
+        everywhere: False looks only inside the modules that run a watched operation, which costs less; writes of
+            other modules into parameters are not seen then, so that a recorded forward must have shown none.
     """
     with untouched(model) as keeper, torch.set_grad_enabled(grad):
-        watcher = _Watcher(handlers, keeper)
-        with wrapped_forwards(model, watcher.around), watcher.functions, watcher.dispatch:
+        watcher = _Watcher(handlers, keeper, everywhere)
+        with wrapped_forwards(model, watcher.around), watcher.modes(True):
             output = invoke(model, inputs)
         watcher.settle()
     return Watched(output, tuple(watcher.unseen), watcher.failed)
@@ -103,8 +113,8 @@ class _Frame:
 class _Watcher:
     """Keeps count while the two modes and the forward wrapper report to it."""
 
-    def __init__(self, handlers: Mapping[OpSite, Handler], keeper: Keeper) -> None:
-        self.keeper = keeper
+    def __init__(self, handlers: Mapping[OpSite, Handler], keeper: Keeper, everywhere: bool) -> None:
+        self.keeper, self.everywhere = keeper, everywhere
         self.handlers = dict(handlers)
         self.unseen = dict.fromkeys(handlers)
         self.failed: dict[OpSite, str] = {}
@@ -117,13 +127,40 @@ class _Watcher:
         self.unsettled: list[OpSite] = []
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
+        self.on = False
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         execution = self.runs[path]
         self.runs[path] = execution + 1
         first = path == "." and execution == 0
         frame = self.root if first else _Frame(self.plans.get((path, execution), {}))
-        return self.within(frame, forward, args, kwargs)
+        with self.modes(self.everywhere or bool(frame.plan)):
+            return self.within(frame, forward, args, kwargs)
+
+    @contextmanager
+    def modes(self, on: bool) -> Iterator[None]:
+        """Have both modes on or off, if they are the innermost ones; as before afterwards."""
+        if on == self.on or not (on or self._innermost()):
+            yield
+            return
+        self._switch(on)
+        try:
+            yield
+        finally:
+            self._switch(not on)
+
+    def _innermost(self) -> bool:
+        inner = _get_current_dispatch_mode(), _get_current_function_mode()  # type: ignore[no-untyped-call]
+        return inner == (self.dispatch, self.functions)
+
+    def _switch(self, on: bool) -> None:
+        self.on = on
+        modes: tuple[AbstractContextManager[Any], ...] = (self.dispatch, self.functions)
+        for mode in modes:
+            if on:
+                mode.__enter__()
+            else:
+                mode.__exit__(None, None, None)
 
     def within(self, frame: _Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outer, self.frame = self.frame, frame
@@ -166,12 +203,15 @@ class _Watcher:
             self.failed[site] = f"{type(error).__name__}: {error}"
 
 
-class _Names(dict[Any, str]):
-    """Names of operators as the recorder spells them, each made once."""
+class _Known(dict[int, tuple[str, bool]]):
+    """By the id of an operator: its name as the recorder spells it, and whether it writes in place."""
 
-    def __missing__(self, function: Any) -> str:
-        name = self[function] = str(function)
-        return name
+    def of(self, function: Any) -> tuple[str, bool]:
+        """An operator lives as long as torch does; its own hash is made in Python."""
+        found = self.get(id(function))
+        if found is None:
+            found = self[id(function)] = str(function), bool(written_arguments(function))
+        return found
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -180,7 +220,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watcher = watcher
-        self.names = _Names()
+        self.known = _Known()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -189,9 +229,10 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return watcher.composite(func, COMPOSITES[func], args, kwargs)
         if watcher.unsettled:
             watcher.settle()
-        if written_arguments(func):
+        name, writes = self.known.of(func)
+        if writes:
             watcher.keeper.before_write(written(func, args, kwargs))
-        site = watcher.frame.site(self.names[func])
+        site = watcher.frame.site(name)
         if site is None:
             return func(*args, **kwargs)
         return watcher.operation(site, _by_name(func, args, kwargs), lambda: func(*args, **kwargs))

@@ -40,6 +40,8 @@ def audit(
     seed: opt.Seed = 0,
     level: opt.LevelOption = opt.LevelChoice.FORWARD,
     backward: opt.Backward = False,
+    measures: opt.Measures = None,
+    deep: opt.Deep = False,
     autocast: opt.Autocast = None,
     format: opt.FormatOption = None,
     out: opt.Out = None,
@@ -53,10 +55,7 @@ def audit(
     """
     request = Request(**locals())
     with outcome(debug=debug):
-        report = _answered(request)
-        if out is not None and not quiet:
-            stderr().print(f"wrote {out}: {verdict(report.data).text}", markup=False)
-        raise typer.Exit(FINDINGS if report.failed(fail_on.value) else CLEAN)
+        raise typer.Exit(_audited(request))
 
 
 def demo(
@@ -106,12 +105,21 @@ def examine(request: Request) -> Report:
             loaded.model,
             loaded.inputs,
             level=level,
+            measures=request.extras(),
             tokenizer=loaded.tokenizer,
             autocast=request.autocast.value if request.autocast else None,
             seed=request.seed,
             progress=advance,
         )
     return _described(report, loaded)
+
+
+def _audited(request: Request) -> int:
+    """The exit code, after the report was written."""
+    report = _answered(request)
+    if request.out is not None and not request.quiet:
+        stderr().print(f"wrote {request.out}: {verdict(report.data).text}", markup=False)
+    return FINDINGS if report.failed(request.fail_on.value) else CLEAN
 
 
 def _answered(request: Request) -> Report:

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from normprobe.records.extras import EXTRA_NAMES
 from normprobe.report.render import Format
 
 _WHAT, _RUN, _SHOW = "What to load", "What to measure", "What to show"
@@ -103,6 +104,15 @@ LevelOption = Annotated[
 Backward = Annotated[
     bool, typer.Option("--backward", help="And its gradients: one backward pass more.", rich_help_panel=_RUN)
 ]
+Measures = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        help="Further measures, with commas between them: " + ", ".join(EXTRA_NAMES) + ".",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+Deep = Annotated[bool, typer.Option("--deep", help="All further measures; many passes.", rich_help_panel=_RUN)]
 Autocast = Annotated[
     Optional[AutocastChoice],  # noqa: UP045
     typer.Option(help="Measure under automatic mixed precision.", rich_help_panel=_RUN, show_default=False),

@@ -34,6 +34,8 @@ class Request:
     seed: int = 0
     level: opt.LevelChoice = opt.LevelChoice.FORWARD
     backward: bool = False
+    measures: str | None = None
+    deep: bool = False
     autocast: opt.AutocastChoice | None = None
     format: Format | None = None
     out: Path | None = None
@@ -57,6 +59,12 @@ class Request:
         if self.level is opt.LevelChoice.STRUCTURE:
             raise SettingError("--backward and --level structure exclude each other", hint="leave one of them out")
         return "backward"
+
+    def extras(self) -> tuple[str, ...]:
+        """The names of the further measures; `probe` refuses unknown ones."""
+        if self.deep:
+            return ("all",)
+        return tuple(name.strip() for name in (self.measures or "").split(",") if name.strip())
 
     def loading(self) -> TargetOptions:
         """How to load the target.

@@ -6,6 +6,7 @@ head width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normprobe import stats
 from normprobe.capture.watch import Handler
+from normprobe.measures.logits import MASKED, Lengths, LogitStats, lengths, sampled_logit_stats
+from normprobe.measures.padding import fitting
 from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits
 
 ROWS = 64  # query rows that are looked at
@@ -42,8 +44,8 @@ class LogitHandler(Handler):
     rows, which is exact.
     """
 
-    def __init__(self, site: AttentionSite, seed: int) -> None:
-        self.site, self.seed = site, seed
+    def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = ()) -> None:
+        self.site, self.seed, self.padding = site, seed, padding
         self.length = 0
         self.measure: AttentionMeasure | None = None
 
@@ -65,11 +67,13 @@ class LogitHandler(Handler):
         rows = self._rows(q)
         mask = None if bias is None else _mask(bias, arguments["query"].shape[:-2], q.shape[:2])
         chosen = _with_causal(_take(mask, rows), rows, k.shape[2], bool(arguments.get("is_causal", False)))
-        bound = stats.logit_bound(q, k, scale)
+        all_rows = lengths(q, k, scale)
         if mask is not None and mask.is_floating_point():
-            bound = tuple(b + m for b, m in zip(bound, _largest(mask, q.shape[1]), strict=True))
+            larger = zip(all_rows.bound, _largest(mask, q.shape[1]), strict=True)
+            all_rows = all_rows._replace(bound=tuple(b + m for b, m in larger))
+        chosen = self._without_padding(chosen, q, rows)
         operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap)
-        self._finish(operands, bound, q, rows)
+        self._finish(operands, all_rows, q, rows)
 
     def _from_logits(self, arguments: Mapping[str, Any]) -> None:
         logits = arguments["self"]
@@ -84,9 +88,20 @@ class LogitHandler(Handler):
             zeros.expand(batch, heads, len(rows), 1),
             zeros.expand(batch, heads, keys, 1),
             1.0,
-            logits.index_select(2, rows),
+            self._without_padding(logits.index_select(2, rows), logits, rows),
         )
-        self._finish(operands, _largest(logits, heads), logits, rows)
+        unknown = (math.nan,) * heads
+        self._finish(operands, Lengths(_largest(logits, heads), unknown, unknown), logits, rows)
+
+    def _without_padding(self, mask: Tensor | None, source: Tensor, rows: Tensor) -> Tensor | None:
+        """`mask` with nothing to see for the sampled rows that are padding, so that they are left out."""
+        padding = fitting(self.padding, (source.shape[0], source.shape[2]))
+        if padding is None:
+            return mask
+        hidden = padding.to(rows.device)[:, None, rows, None]
+        if mask is None:
+            return ~hidden
+        return mask & ~hidden if mask.dtype is torch.bool else mask.masked_fill(hidden, -torch.inf)
 
     def _rows(self, x: Tensor) -> Tensor:
         self.length = count = x.shape[2]
@@ -94,9 +109,10 @@ class LogitHandler(Handler):
         rows = torch.randperm(count, generator=generator)[:ROWS].sort().values
         return rows.to(x.device)
 
-    def _finish(self, operands: _Operands, bound: tuple[float, ...], source: Tensor, rows: Tensor) -> None:
-        columns = zip(*_statistics(operands), strict=True)  # each field over all groups of heads
-        heads = zip(*(chain.from_iterable(parts) for parts in columns), bound, strict=True)
+    def _finish(self, operands: _Operands, all_rows: Lengths, source: Tensor, rows: Tensor) -> None:
+        columns = [chain.from_iterable(parts) for parts in zip(*_statistics(operands), strict=True)]
+        names = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "bound", "q_rms", "k_rms"
+        heads = (dict(zip(names, row, strict=True)) for row in zip(*columns, *all_rows, strict=True))
         looked = source.shape[0] * len(rows)
         self.measure = AttentionMeasure(
             path=self.site.path,
@@ -107,22 +123,11 @@ class LogitHandler(Handler):
                 exact=len(rows) == source.shape[2],
             ),
             rows=looked,
-            heads=tuple(
-                HeadLogits(
-                    head=i,
-                    sampled_max=largest,
-                    bound=limit,
-                    std=std,
-                    entropy=entropy,
-                    saturated=saturated,
-                    first_token=first,
-                )
-                for i, (largest, std, entropy, saturated, first, limit) in enumerate(heads)
-            ),
+            heads=tuple(HeadLogits(head=i, **numbers) for i, numbers in enumerate(heads)),
         )
 
 
-def _statistics(operands: _Operands) -> Iterator[stats.LogitStats]:
+def _statistics(operands: _Operands) -> Iterator[LogitStats]:
     """Statistics of consecutive groups of heads, so many that their logits stay small."""
     q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
     key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
@@ -131,9 +136,7 @@ def _statistics(operands: _Operands) -> Iterator[stats.LogitStats]:
         stop = min(key_heads, start + step)
         heads = slice(start * group, stop * group)
         part = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
-        yield stats.sampled_logit_stats(
-            q[:, heads], k[:, start:stop], operands.scale, mask=part, softcap=operands.softcap
-        )
+        yield sampled_logit_stats(q[:, heads], k[:, start:stop], operands.scale, mask=part, softcap=operands.softcap)
 
 
 def _four_axes(x: Tensor, heads: int) -> Tensor:
@@ -181,6 +184,6 @@ def _largest(logits: Tensor, heads: int) -> tuple[float, ...]:
     most = logits.new_zeros(logits.shape[1], dtype=torch.float32)
     for start in range(0, logits.shape[2], ROWS):
         part = logits[:, :, start : start + ROWS]
-        size = part.abs().masked_fill_(part <= stats.MASKED, 0).amax((0, 2, 3)).float()
+        size = part.abs().masked_fill_(part <= MASKED, 0).amax((0, 2, 3)).float()
         most = torch.maximum(most, size)
     return tuple(most.expand(heads).tolist())

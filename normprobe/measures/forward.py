@@ -10,7 +10,9 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler
 from normprobe.measures.finite import all_finite, first_broken_module
-from normprobe.measures.residual import WriteHandler, read_stream, write_handlers
+from normprobe.measures.padding import padding_masks
+from normprobe.measures.residual import read_stream, write_handlers
+from normprobe.measures.writes import WriteHandler
 from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
 
 
@@ -34,8 +36,9 @@ def measure_forward(
     """
     if any(p.device.type == "meta" for p in model.parameters()):
         return Measurements(), (Skipped(what="the signal", why="tensors on the meta device hold no numbers"),)
-    writes = {stream.name: write_handlers(stream) for stream in anatomy.streams}
-    logits = [(site.site, LogitHandler(site, seed)) for site in anatomy.attention]
+    padding = padding_masks(inputs)
+    writes = {stream.name: write_handlers(stream, padding, seed) for stream in anatomy.streams}
+    logits = [(site.site, LogitHandler(site, seed, padding)) for site in anatomy.attention]
     handlers: dict[OpSite, Handler] = dict(logits)
     for per_stream in writes.values():
         handlers.update(per_stream)

@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from normprobe.measures.tokens import row
 from normprobe.records import MassiveActivation
 
 RATIO = 100.0  # times the median |x|
 SHARE = 1e-3  # of all entries: more than these, and more than MOST, are no longer a few
 MOST = 16  # entries that are kept, the largest
-_SAMPLE = 4096
+_SAMPLE = 2**12  # entries behind the median |x|: within 4 % of that of many independent ones
 
 
 class Entry(NamedTuple):
@@ -25,7 +27,7 @@ class Entry(NamedTuple):
     ratio: float
 
 
-def find(x_BSC: Tensor, abs_max: float) -> tuple[Entry, ...]:
+def find(x_BSC: Tensor, peaks_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]:
     """The entries of one state of the stream with |x| > `RATIO` · median |x|, largest first.
 
     Sun et al. 2024 (Massive Activations in Large Language Models, sec. 2) speak of |x| > 100 and about 1,000
@@ -33,33 +35,33 @@ def find(x_BSC: Tensor, abs_max: float) -> tuple[Entry, ...]:
     left out. Of the second a tenth is taken here, and the check that reads the ratio has the limit.
 
     Args:
-        x_BSC: the state, finite.
-        abs_max: its largest |x|.
+        x_BSC: the state.
+        peaks_N: the largest |x| of every token; 0 for tokens that do not count.
+        sample_RC: some of its tokens, whose median |x| stands for that of all.
 
     Returns:
         At most `MOST` entries. None where more than `SHARE` of the entries stand out (a sparse stream), or
-        where the median is 0.
+        where the median is 0 or an entry is not finite.
     """
-    if not math.isfinite(abs_max) or abs_max <= 0.5 * RATIO * _typical(x_BSC):
+    largest = float(peaks_N.max())
+    if not math.isfinite(largest):
         return ()
-    size = x_BSC.abs().flatten()
-    median = float(size.median())
+    median = float(sample_RC[:: -(-sample_RC.numel() // _SAMPLE)].abs().median())
+    if median == 0 or largest <= RATIO * median:
+        return ()
+    tokens = (peaks_N > RATIO * median).nonzero().flatten().tolist()
+    if len(tokens) > max(MOST, SHARE * x_BSC.numel()):
+        return ()
+    rows = torch.stack([row(x_BSC, token) for token in tokens]).float()
+    size = rows.abs().flatten()
     count = int((size > RATIO * median).sum())
-    if median == 0 or not 0 < count <= max(MOST, SHARE * size.numel()):
+    if count > max(MOST, SHARE * x_BSC.numel()):
         return ()
-    width = x_BSC.shape[-1]
     found = []
     for at in size.topk(min(MOST, count)).indices.tolist():
-        token, channel = divmod(at, width)
-        value = float(x_BSC[token // x_BSC.shape[1], token % x_BSC.shape[1], channel])
-        found.append(Entry(channel, token, value, abs(value) / median))
+        place, channel = divmod(at, rows.shape[-1])
+        found.append(Entry(channel, tokens[place], float(rows[place, channel]), float(size[at]) / median))
     return tuple(found)
-
-
-def _typical(x_BSC: Tensor) -> float:
-    """The median |x| of evenly spread tokens: near enough to tell whether the exact one is worth its time."""
-    rows = max(1, _SAMPLE // x_BSC.shape[-1])
-    return float(x_BSC[:, :: max(1, x_BSC.shape[1] // rows)].abs().median())
 
 
 def merge(states: Sequence[Sequence[Entry]], position: Callable[[int], int]) -> tuple[MassiveActivation, ...]:

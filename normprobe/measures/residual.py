@@ -1,107 +1,31 @@
-"""The residual stream after every write: token RMS, largest entry, share of the write, growth."""
+"""The residual stream from its first write to its last: growth, dilution, headroom, massive activations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from normprobe import stats
-from normprobe.capture.watch import Handler, Watched
+from normprobe import stats, theory
+from normprobe.capture.watch import Watched
 from normprobe.measures import massive
-from normprobe.measures.tokens import as_tokens, peak, token_rms
-from normprobe.records import Basis, Branch, OpSite, Skipped, Stream, StreamMeasure, StreamState
+from normprobe.measures.trunk import Trunk
+from normprobe.measures.writes import WriteHandler, Written
+from normprobe.records import Basis, Headroom, OpSite, Skipped, Stream, StreamMeasure, StreamState
 
 
-@dataclass(frozen=True)
-class WrittenState:
-    """Numbers of the stream after one write, before they are given their place."""
+def write_handlers(stream: Stream, padding: Sequence[Tensor] = (), seed: int = 0) -> dict[OpSite, WriteHandler]:
+    """One handler for each add of `stream`, in order; branches that are merged before an add share it.
 
-    shape: tuple[int, ...]
-    dtype: str
-    rms: stats.Summary
-    peak: stats.Peak
-    massive: tuple[massive.Entry, ...]
-
-
-class WriteHandler(Handler):
-    """Measures one residual add: the operands before it runs, its output after.
-
-    `entry` is the median token RMS of the trunk operand, `ratio` the median over tokens of RMS(write) /
-    RMS(trunk operand), both with the operation's own factors (`alpha`, `beta`); NaN where it has no operand
-    of its own for the write and the output is half precision or overwrites the trunk.
+    Args:
+        stream: the stream.
+        padding: masks [B, S], True for tokens to leave out; the one that has the stream's shape counts.
+        seed: of the sample of tokens.
     """
-
-    def __init__(self, stream: Stream, branch: Branch) -> None:
-        self.axis = stream.feature_axis
-        self.trunk, self.op = branch.trunk, branch.add.op
-        self.entry = self.ratio = math.nan
-        self.state: WrittenState | None = None
-
-    def before(self, arguments: Mapping[str, Any]) -> None:
-        """Compare the operands; an add in place will overwrite one of them."""
-        operands = _operands(arguments)
-        if len(operands) == 2:
-            a, b = (self._rms(x) * abs(f) for x, f in zip(operands, self._factors(arguments), strict=True))
-            self._compare(a, b)
-
-    def after(self, arguments: Mapping[str, Any], output: Any) -> None:
-        """Take the statistics of the stream as it is now."""
-        if len(_operands(arguments)) != 2:
-            self._accumulated(arguments, output)
-        tokens = as_tokens(self._checked(output), self.axis)
-        largest = peak(tokens)
-        self.state = WrittenState(
-            tuple(output.shape),
-            str(output.dtype).removeprefix("torch."),
-            stats.summary(token_rms(tokens)),
-            largest,
-            massive.find(tokens, largest.abs_max),
-        )
-
-    def _accumulated(self, arguments: Mapping[str, Any], output: Tensor) -> None:
-        """`addmm` and its kin: the first operand is added to a product that is not there by itself."""
-        accumulator, beta = arguments["self"], float(arguments.get("beta", 1))
-        if output.dtype not in (torch.float32, torch.float64) or accumulator.shape != output.shape:
-            return
-        if accumulator.data_ptr() != output.data_ptr():
-            self._compare(self._rms(accumulator) * abs(beta), self._rms(output - beta * accumulator))
-
-    def _compare(self, a: Tensor, b: Tensor) -> None:
-        """Take entry and ratio from the token RMS of both operands; tokens with 0 in both are left out."""
-        trunk, write = (b, a) if self.trunk else (a, b)
-        self.entry = stats.quantiles(trunk, (0.5,))[0]
-        some = (trunk != 0) | (write != 0)
-        if bool(some.any()):
-            self.ratio = stats.quantiles(write[some] / trunk[some], (0.5,))[0]
-
-    def _factors(self, arguments: Mapping[str, Any]) -> tuple[float, float]:
-        """Factors of the two operands; `rsub(a, b)` is b − alpha·a, all others scale the second."""
-        alpha = float(arguments.get("alpha", 1))
-        return (alpha, 1.0) if "rsub" in self.op else (1.0, alpha)
-
-    def _rms(self, x: Tensor) -> Tensor:
-        return token_rms(as_tokens(self._checked(x), self.axis))
-
-    def _checked(self, x: Tensor) -> Tensor:
-        if x.dim() <= max(self.axis, 0) or not x.is_floating_point():
-            raise ValueError(
-                f"expected floating point features on axis {self.axis}, found {x.dtype} of shape {tuple(x.shape)}"
-            )
-        return x
-
-
-def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:
-    return [value for value in arguments.values() if isinstance(value, Tensor)]
-
-
-def write_handlers(stream: Stream) -> dict[OpSite, WriteHandler]:
-    """One handler for each add of `stream`, in order; branches that are merged before an add share it."""
-    return {branch.add: WriteHandler(stream, branch) for branch in stream.branches}
+    shared = Trunk(stream.feature_axis, padding, seed)
+    return {branch.add: WriteHandler(shared, stream, branch) for branch in stream.branches}
 
 
 def read_stream(
@@ -127,33 +51,53 @@ def read_stream(
         for site, handler in handlers.items()
         if (why := _missing(site, handler, watched)) is not None
     ]
-    seen = [(site, handler, handler.state) for site, handler in handlers.items() if handler.state is not None]
+    seen = [(site, handler.written) for site, handler in handlers.items() if handler.written is not None]
     if not seen:
         return None, tuple(skipped)
-    shape, axis = seen[0][2].shape, stream.feature_axis
-    medians = [math.nan if h.state is None else h.state.rms.median for h in handlers.values()]
+    first, axis = seen[0][1], stream.feature_axis
     measure = StreamMeasure(
         stream=stream.name,
-        basis=Basis(unit="1", dtype=seen[0][2].dtype, count=math.prod(shape) // shape[axis]),
-        entry_rms=next(iter(handlers.values())).entry,
-        states=tuple(_placed(stream, *one, lengths) for one in seen),
-        growth=stats.growth(medians),
+        basis=Basis(unit="1", dtype=first.dtype, count=first.tokens),
+        states=tuple(_placed(stream, site, written, lengths) for site, written in seen),
+        headroom=_headroom(max((written.abs_max for _, written in seen), key=_nan_last)),
         massive=massive.merge(
-            [state.massive for _, _, state in seen], lambda token: position(token, shape, axis, lengths)
+            [written.massive for _, written in seen], lambda token: position(token, first.shape, axis, lengths)
         ),
+        **_growth([handler.written for handler in handlers.values()]),
     )
     return measure, tuple(skipped)
+
+
+def _growth(writes: Sequence[Written | None]) -> dict[str, Any]:
+    """What all writes together say; NaN where one was not seen."""
+    medians = [math.nan if one is None else one.rms.median for one in writes]
+    sizes = [math.nan if one is None else one.sides.write for one in writes]
+    entry = math.nan if writes[0] is None else writes[0].sides.entry
+    return {
+        "entry_rms": entry,
+        "growth": stats.growth(medians),
+        "independent_rms": math.hypot(entry, *sizes),
+        "effective_depth": stats.participation([size**2 for size in sizes]),
+    }
+
+
+def _nan_last(value: float) -> tuple[bool, float]:
+    return math.isnan(value), value
+
+
+def _headroom(largest: float) -> Headroom:
+    formats = theory.FLOAT16, theory.BFLOAT16, theory.FLOAT8_E4M3, theory.FLOAT8_E5M2
+    room = [math.inf if largest == 0 else each.largest / largest for each in formats]
+    return Headroom(float16=room[0], bfloat16=room[1], float8_e4m3=room[2], float8_e5m2=room[3])
 
 
 def _missing(site: OpSite, handler: WriteHandler, watched: Watched) -> str | None:
     """Why the write at `site` was not measured; None where it was."""
     why = watched.reason(site)
-    return "no output was seen" if why is None and handler.state is None else why
+    return "no output was seen" if why is None and handler.written is None else why
 
 
-def _placed(
-    stream: Stream, site: OpSite, handler: WriteHandler, state: WrittenState, lengths: Collection[int]
-) -> StreamState:
+def _placed(stream: Stream, site: OpSite, written: Written, lengths: Collection[int]) -> StreamState:
     merged = [i for i, branch in enumerate(stream.branches) if branch.add == site]
     last = stream.branches[merged[-1]]
     return StreamState(
@@ -161,15 +105,26 @@ def _placed(
         path=last.path,
         block=last.block,
         kind="+".join(dict.fromkeys(stream.branches[i].kind for i in merged)),
-        rms_median=state.rms.median,
-        rms_p99=state.rms.p99,
-        rms_max=state.rms.max,
-        rms_argmax=state.rms.argmax,
-        position=position(state.rms.argmax, state.shape, stream.feature_axis, lengths),
-        abs_max=state.peak.abs_max,
-        abs_argmax_channel=state.peak.channel,
-        write_ratio=handler.ratio,
-        finite=math.isfinite(state.peak.abs_max),
+        rms_median=written.rms.median,
+        rms_p99=written.rms.p99,
+        rms_max=written.rms.max,
+        rms_argmax=written.rms.argmax,
+        position=position(written.rms.argmax, written.shape, stream.feature_axis, lengths),
+        abs_max=written.abs_max,
+        abs_argmax_channel=written.channel,
+        mean=written.moments.mean,
+        std=written.moments.std,
+        first_rms=written.moments.first_rms,
+        other_rms=written.moments.other_rms,
+        token_cosine=written.moments.token_cosine,
+        stable_rank=written.stable_rank,
+        write_rms=written.sides.write,
+        write_ratio=written.sides.ratio,
+        write_share=written.sides.share,
+        write_cosine=written.sides.cosine,
+        angle=written.sides.angle,
+        bf16_loss=written.rounding,
+        finite=math.isfinite(written.abs_max),
     )
 
 

@@ -41,8 +41,21 @@ class StreamState(Record):
         rms_median, rms_p99, rms_max: over tokens, of the token RMS √(mean over features of x²).
         rms_argmax: flat index of the token with the largest RMS; `position` is its index along the sequence.
         abs_max: largest |x|, at feature `abs_argmax_channel`.
-        write_ratio: median over tokens of RMS(branch) / RMS(trunk before the add).
+        mean, std: over all entries.
+        first_rms, other_rms: median token RMS of the first tokens of the samples, and of all others.
+        token_cosine: mean cosine between two different tokens of one sample; near 1: tokens collapse (Dong et al.
+            2021). NaN with one token.
+        stable_rank: ‖X‖²_F / ‖X‖²₂ of the state of up to 64 sampled tokens (Rudelson & Vershynin 2007).
+        write_rms: median over tokens of the RMS of the write.
+        write_ratio: median over tokens of RMS(write) / RMS(trunk before the add).
+        write_share: median over tokens of RMS(write) / RMS(state after the add): how far writes are diluted.
+        write_cosine: median over tokens of the cosine between write and trunk; 0 where writes are independent.
+        angle: median over tokens of the angle between the trunk before and the state after the add, in radians.
+        bf16_loss: what rounding the sum to bfloat16 loses, RMS over up to 64 sampled tokens as a share of the RMS
+            of the write.
         finite: whether every element is finite.
+
+    Numbers of the write are NaN where the operation that adds has no operand of its own for it.
     """
 
     branch: int
@@ -56,7 +69,18 @@ class StreamState(Record):
     position: int
     abs_max: float
     abs_argmax_channel: int
+    mean: float
+    std: float
+    first_rms: float
+    other_rms: float
+    token_cosine: float
+    stable_rank: float
+    write_rms: float
     write_ratio: float
+    write_share: float
+    write_cosine: float
+    angle: float
+    bf16_loss: float
     finite: bool = True
 
 
@@ -74,14 +98,36 @@ class MassiveActivation(Record):
     last: int
 
 
+class Headroom(Record):
+    """How often the largest |x| of a stream fits into the largest finite number of a format; below 1 it overflows."""
+
+    float16: float
+    bfloat16: float
+    float8_e4m3: float
+    float8_e5m2: float
+
+
 class StreamMeasure(Record):
-    """Residual stream `stream`, after every write."""
+    """Residual stream `stream`, after every write. Padding is left out.
+
+    Attributes:
+        entry_rms: median token RMS before the first write.
+        growth: fit of the median RMS against the number of writes.
+        independent_rms: what the median RMS at the end would be if writes of these sizes were independent of each
+            other and of the entry: √(entry² + Σ write²), √L growth for writes of one size (Xiong et al. 2020, lemma 2).
+        effective_depth: (Σ w²)² / Σ w⁴ over the RMS w of all writes: the number of writes of one size that are as
+            uneven (a participation ratio). L where all are equal, 1 where one is all.
+        headroom: of the largest |x| over all states.
+    """
 
     stream: str
     basis: Basis
     entry_rms: float
     states: tuple[StreamState, ...]
     growth: Growth
+    independent_rms: float
+    effective_depth: float
+    headroom: Headroom | None = None
     massive: tuple[MassiveActivation, ...] = ()
 
 
@@ -90,12 +136,14 @@ class HeadLogits(Record):
 
     Attributes:
         sampled_max: largest logit over the sampled query rows.
+        uncapped_max: the same before the soft cap; equal where there is none.
         bound: an upper bound on every |logit| over all rows and keys: max|q|·max|k|·|scale| plus the largest
             |mask bias| where q and k were seen; the largest |logit| itself where the logits were.
         std: standard deviation of the unmasked logits in the sampled rows.
         entropy: mean row entropy over ln(number of unmasked keys), in [0, 1]; rows with one key are left out.
         saturated: share of sampled rows whose largest probability exceeds 0.99 (rows with one key left out).
         first_token: mean probability on the first key.
+        q_rms, k_rms: RMS of the entries of all queries and keys; NaN where only logits were seen.
     """
 
     head: int
@@ -105,6 +153,9 @@ class HeadLogits(Record):
     entropy: float
     saturated: float
     first_token: float
+    uncapped_max: float
+    q_rms: float
+    k_rms: float
 
 
 class AttentionMeasure(Record):

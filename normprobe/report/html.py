@@ -12,6 +12,7 @@ from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.style import CSS
 from normprobe.report.svg import chart
+from normprobe.report.tables import Table, tables
 from normprobe.report.verdict import verdict
 from normprobe.report.wording import mend_text, plural
 
@@ -54,6 +55,7 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield _section("Findings", "".join(map(_finding, finding_groups(data.findings))))
     yield _section("Anatomy", "".join(_anatomy(data)))
     yield from (_section(one.title, _chart(one), one.caption) for one in charts(data))
+    yield from (_section(one.title, _table(one), one.caption) for one in tables(data))
     if data.notes:
         yield _section("Notes", _list(map(escape, data.notes)))
     if data.skipped:
@@ -113,6 +115,15 @@ def _facts(facts: Iterable[str]) -> str:
 
 def _chart(one: Chart) -> str:
     return '<div class="np-charts">' + "".join(map(_figure, one.series)) + "</div>"
+
+
+def _table(one: Table) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in one.columns)
+    body = "".join(
+        f"<tr><td><code>{escape(first)}</code></td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for first, *cells in one.rows
+    )
+    return f'<table class="np-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _figure(one: Series) -> str:

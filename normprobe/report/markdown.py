@@ -11,6 +11,7 @@ from normprobe.report.overview import headline, leftover_facts, stream_facts, we
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.sparks import spark
+from normprobe.report.tables import Table, tables
 from normprobe.report.verdict import verdict
 from normprobe.report.wording import mend_text, number, plural
 
@@ -53,6 +54,8 @@ def _lines(data: ReportData) -> Iterator[str]:
         yield from _finding(group)
     for chart in charts(data):
         yield from _chart(chart)
+    for table in tables(data):
+        yield from _table(table)
     if data.notes:
         yield "\n## Notes\n"
         yield from (f"- {escape(note)}" for note in data.notes)
@@ -79,6 +82,14 @@ def _chart(chart: Chart) -> Iterator[str]:
     for one in chart.series:
         yield from ("```text", *_rows(one), "```")
         yield from (f"- {escape(' · '.join(caption))}" for caption in one.captions)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"\n## {escape(table.title)}\n\n{escape(table.caption)}\n"
+    yield f"| {' | '.join(map(escape, table.columns))} |"
+    yield f"| --- |{' ---: |' * (len(table.columns) - 1)}"
+    for first, *cells in table.rows:
+        yield f"| {' | '.join((code(first), *map(escape, cells)))} |"
 
 
 def _rows(one: Series) -> Iterator[str]:

@@ -38,6 +38,11 @@ color:var(--np-error)}}
 color:var(--np-warning)}}
 .normprobe-report .np-note,.normprobe-report .np-note .np-code{{color:var(--np-note)}}
 .normprobe-report .np-clean,.normprobe-report .np-finding>.np-fix{{color:var(--np-clean)}}
+.normprobe-report .np-table{{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}}
+.normprobe-report .np-table th,.normprobe-report .np-table td{{padding:2px 14px 2px 0;text-align:right;
+font-variant-numeric:tabular-nums;background:none;border:0;white-space:nowrap}}
+.normprobe-report .np-table th{{color:var(--np-dim);font-weight:400}}
+.normprobe-report .np-table :is(th,td):first-child{{text-align:left;white-space:normal}}
 .normprobe-report .np-charts{{display:grid;gap:14px;
 grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}}
 .normprobe-report figure{{margin:0;padding:10px;border:1px solid var(--np-line);border-radius:6px;

@@ -96,7 +96,18 @@ def state(index: int, abs_max: float = 3.0, rms: float = 1.0, **more: Any) -> St
         "position": 3,
         "abs_max": abs_max,
         "abs_argmax_channel": 5,
+        "mean": 0.0,
+        "std": rms,
+        "first_rms": rms,
+        "other_rms": rms,
+        "token_cosine": 0.1,
+        "stable_rank": 4.0,
+        "write_rms": 0.5 * rms,
         "write_ratio": 0.5,
+        "write_share": 0.4,
+        "write_cosine": 0.1,
+        "angle": 0.4,
+        "bf16_loss": 0.004,
     }
     return StreamState(**facts | more)
 
@@ -109,6 +120,8 @@ def residual(*states: StreamState, dtype: str = "float32", **more: Any) -> Strea
         "entry_rms": 0.5,
         "states": states or (state(0), state(1)),
         "growth": Growth(exponent=0.5, interval=(0.4, 0.6), r_squared=0.9, writes=2),
+        "independent_rms": 0.9,
+        "effective_depth": 2.0,
     }
     return StreamMeasure(**facts | more)
 
@@ -122,7 +135,18 @@ def logits(
 ) -> AttentionMeasure:
     """One measured site with a head for each number."""
     heads = tuple(
-        HeadLogits(head=index, sampled_max=value, bound=bound, std=1.0, entropy=0.7, saturated=0.0, first_token=0.1)
+        HeadLogits(
+            head=index,
+            sampled_max=value,
+            bound=bound,
+            std=1.0,
+            entropy=0.7,
+            saturated=0.0,
+            first_token=0.1,
+            uncapped_max=value,
+            q_rms=1.0,
+            k_rms=1.0,
+        )
         for index, value in enumerate(largest)
     )
     return AttentionMeasure(

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normprobe.capture.watch import watch
 from normprobe.measures.forward import measure_forward
-from normprobe.measures.residual import position
+from normprobe.measures.residual import position, read_stream, write_handlers
 from normprobe.records import StreamMeasure
 from tests.measures.models import CASES, Adds, Case, anatomy_of, bert, gpt2, llama, neox, tapped
 
@@ -37,19 +38,104 @@ def test_every_state_equals_a_float64_reference_taken_by_hooks(build: Callable[[
     for stream, measure, taps in zip(anatomy.streams, found.residual, case.taps, strict=True):
         references = tapped(case.model, case.inputs, taps)
         assert len(measure.states) == len(references)
-        assert measure.basis.count == references[0].numel() // stream.width
         for state, x in zip(measure.states, references, strict=True):
-            rms = token_rms(x, stream.feature_axis)
             moved = x.movedim(stream.feature_axis, -1)
-            peak = int(moved.abs().argmax())
-            assert state.rms_median == pytest.approx(float(rms.quantile(0.5)), rel=1e-5)
-            assert state.rms_p99 == pytest.approx(float(rms.quantile(0.99)), rel=1e-5)
+            samples = moved.flatten(1, -2) if moved.dim() > 2 else moved[None]
+            kept = kept_of(case, samples)
+            rms = token_rms(samples, -1).where(kept.flatten(), 0.0)
+            total = samples[kept]
+            assert measure.basis.count == len(total)
+            assert state.rms_median == pytest.approx(float(rms[kept.flatten()].quantile(0.5)), rel=1e-5)
+            assert state.rms_p99 == pytest.approx(float(rms[kept.flatten()].quantile(0.99)), rel=1e-5)
             assert state.rms_max == pytest.approx(float(rms.max()), rel=1e-5)
             assert state.rms_argmax == int(rms.argmax())
-            assert state.position == state.rms_argmax % (rms.numel() // x.shape[0])
-            assert state.abs_max == pytest.approx(float(x.abs().max()), rel=1e-6)
-            assert state.abs_argmax_channel == peak % stream.width
+            assert state.position == state.rms_argmax % samples.shape[1]
+            assert state.abs_max == pytest.approx(float(total.abs().max()), rel=1e-6)
+            assert state.abs_argmax_channel == int(total.abs().argmax()) % stream.width
             assert state.finite
+            assert state.mean == pytest.approx(float(total.mean()), abs=1e-6 * float(total.std()))
+            assert state.std == pytest.approx(float(total.std(correction=0)), rel=1e-5)
+            assert state.token_cosine == pytest.approx(mean_cosine(samples, kept), abs=1e-5)
+            firsts = torch.stack([sample[keep][0] for sample, keep in zip(samples, kept, strict=True)])
+            assert state.first_rms == pytest.approx(float(token_rms(firsts, -1).quantile(0.5)), rel=1e-5)
+
+
+def kept_of(case: Case, samples: Tensor) -> Tensor:
+    """Which tokens are no padding, [B, S]."""
+    mask = case.inputs.get("attention_mask") if isinstance(case.inputs, dict) else None
+    shape = samples.shape[:2]
+    return mask.bool() if mask is not None and mask.shape == shape else torch.ones(shape, dtype=torch.bool)
+
+
+def mean_cosine(samples: Tensor, kept: Tensor) -> float:
+    """Over all pairs of different tokens of each sample, one by one."""
+    found = []
+    for sample in (sample[keep] for sample, keep in zip(samples, kept, strict=True)):
+        unit = sample / sample.norm(dim=-1, keepdim=True)
+        cosine = unit @ unit.mT
+        found.append(cosine[~torch.eye(len(sample), dtype=torch.bool)])
+    return float(torch.cat(found).mean())
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_writes_are_compared_with_the_trunk_as_a_float64_reference_does(build: Callable[[], Case]) -> None:
+    case = build()
+    measure = measured(case.model, case.inputs)
+    references = tapped(case.model, case.inputs, case.taps[0])
+    for state, before, after in zip(measure.states[1:], references, references[1:], strict=False):
+        write = after - before
+        cosine = torch.cosine_similarity(write, before, dim=-1)
+        angle = torch.cosine_similarity(after, before, dim=-1).clamp(-1, 1).acos()
+        assert state.write_cosine == pytest.approx(float(cosine.quantile(0.5)), abs=1e-4)
+        assert state.angle == pytest.approx(float(angle.quantile(0.5)), rel=1e-3)
+        assert state.write_rms == pytest.approx(float(token_rms(write, -1).quantile(0.5)), rel=1e-4)
+        share = token_rms(write, -1) / token_rms(after, -1)
+        assert state.write_share == pytest.approx(float(share.quantile(0.5)), rel=1e-4)
+        total = after.flatten(0, 1).float()  # no more tokens than the sample holds
+        lost = (total.bfloat16().float() - total).norm() / write.flatten(0, 1).norm()
+        assert state.bf16_loss == pytest.approx(float(lost), rel=0.02)
+        singular = torch.linalg.svdvals(after.flatten(0, 1).double())
+        assert state.stable_rank == pytest.approx(float(singular.square().sum() / singular[0] ** 2), rel=2e-3)
+    sizes = [state.write_rms for state in measure.states]
+    assert measure.independent_rms == pytest.approx(math.hypot(measure.entry_rms, *sizes))
+    assert measure.headroom is not None
+    assert measure.headroom.float16 == pytest.approx(65504 / max(state.abs_max for state in measure.states))
+
+
+def test_closed_forms_of_writes_of_one_size() -> None:
+    independent = measured(Adds(torch.eye(24)), torch.zeros(1, 5, 24))
+    assert independent.effective_depth == pytest.approx(24)
+    assert independent.independent_rms == pytest.approx(independent.states[-1].rms_median)
+    assert [s.write_cosine for s in independent.states[1:]] == pytest.approx([0.0] * 23, abs=1e-6)
+    assert [s.angle for s in independent.states[1:]] == pytest.approx([math.atan(n**-0.5) for n in range(1, 24)])
+    assert [s.write_share for s in independent.states] == pytest.approx([n**-0.5 for n in range(1, 25)])
+    assert independent.states[5].token_cosine == pytest.approx(1.0)
+    assert independent.states[5].stable_rank == pytest.approx(1.0)
+    parallel = measured(Adds(torch.full((12, 16), 0.5)), torch.zeros(2, 5, 16))
+    assert [s.write_cosine for s in parallel.states[1:]] == pytest.approx([1.0] * 11)
+    assert [s.bf16_loss for s in parallel.states] == [0.0] * 12
+    assert parallel.states[-1].rms_median / parallel.independent_rms == pytest.approx(math.sqrt(12))
+
+
+def test_padding_is_left_out() -> None:
+    adds, x = Adds(torch.randn(6, 16)), torch.randn(2, 7, 16)
+    stream = anatomy_of(adds, x).streams[0]
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[0, :2], padding[1, 6:] = True, True
+    handlers = write_handlers(stream, [padding])
+    watched = watch(adds, x.masked_fill(padding[..., None], 1e4), handlers)
+    measure, _ = read_stream(stream, handlers, watched)
+    assert measure is not None
+    kept = x[~padding]
+    for n, state in enumerate(measure.states, 1):
+        total = kept + sum(block.linear.bias for block in adds.blocks[:n]).detach()
+        assert state.rms_median == pytest.approx(float(token_rms(total, -1).quantile(0.5)), rel=1e-5)
+        assert state.abs_max == pytest.approx(float(total.abs().max()), rel=1e-6)
+        assert state.std == pytest.approx(float(total.std(correction=0)), rel=1e-5)
+        assert state.position in range(7)
+        firsts = total[[0, 5]].square().mean(-1).sqrt()
+        assert state.first_rms == pytest.approx(float(firsts.mean()), rel=1e-5)
+    assert measure.basis.count == 11
 
 
 @pytest.mark.parametrize("build", [gpt2, llama, neox])
@@ -74,7 +160,7 @@ def test_post_norm_states_are_sums_and_their_ratio_uses_the_normed_trunk() -> No
     measure = measured(case.model, case.inputs)
     block = case.model.encoder.layer[1]
     trunk, total = tapped(case.model, case.inputs, [(block, "in"), (block.attention.output.LayerNorm, "in")])
-    ratio = token_rms(total - trunk, -1) / token_rms(trunk, -1)
+    ratio = (token_rms(total - trunk, -1) / token_rms(trunk, -1))[kept_of(case, total).flatten()]
     assert measure.states[2].write_ratio == pytest.approx(float(ratio.quantile(0.5)), rel=1e-4)
 
 

@@ -26,28 +26,26 @@ def test_what_is_not_finite_stays_in_its_token(value: float) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 40, 100, 10**6])
-def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+@pytest.mark.parametrize("maps", [False, True])
+def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch, piece: int, maps: bool) -> None:
     x = torch.randn(3, 11, 8)
-    x[1, 7, 5] = -50
-    whole = tokens.token_rms(x)
+    x = x.mT.contiguous().mT if maps else x
     monkeypatch.setattr(tokens, "PIECE", piece)
-    assert torch.equal(tokens.token_rms(x), whole)
-    assert tokens.peak(x) == stats.Peak(50.0, -50.0, 5, 18)
+    torch.testing.assert_close(tokens.norms(x), torch.linalg.vector_norm(x, dim=-1).flatten())
+    assert torch.equal(tokens.peaks(x), x.abs().amax(-1).flatten())
+    weights = torch.rand(2, 33)
+    expected = torch.einsum("kbs,bsc->bkc", weights.view(2, 3, 11), x)
+    torch.testing.assert_close(tokens.weighted_sums(x, weights), expected)
+    assert torch.equal(tokens.row(x, 15), x[1, 4])
     x[2, 3, 1] = math.nan
-    assert tokens.peak(x)[2:] == (1, 25)
-    x[0, 3, 1] = math.inf
-    assert tokens.peak(x)[2:] == (1, 25)
+    assert tokens.peaks(x).isnan().nonzero().tolist() == [[25]]
 
 
 def test_layouts() -> None:
     x = torch.randn(2, 3, 5, 7)
-    assert torch.equal(tokens.as_tokens(x, -1)[0], x.reshape(-1, 7))
+    assert torch.equal(tokens.as_tokens(x, -1), x.reshape(2, 15, 7))
+    assert torch.equal(tokens.as_tokens(x[0, 0], -1), x[:1, 0])
     maps = tokens.as_tokens(x, 1)
     assert maps.shape == (2, 35, 3)
     assert torch.equal(maps[1, 9], x[1, :, 1, 2])
     assert maps.data_ptr() == x.data_ptr(), "channels-first maps are not copied"
-
-
-def test_an_empty_tensor_has_no_peak() -> None:
-    with pytest.raises(ValueError, match=r"no elements in a tensor of shape \(1, 0, 8\)"):
-        tokens.peak(torch.zeros(1, 0, 8))

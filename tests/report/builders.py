@@ -87,7 +87,18 @@ def state(one: Stream, index: int, rms: float, abs_max: float) -> StreamState:
         position=0,
         abs_max=abs_max,
         abs_argmax_channel=45,
+        mean=0.0,
+        std=rms,
+        first_rms=rms,
+        other_rms=rms,
+        token_cosine=0.1,
+        stable_rank=4.0,
+        write_rms=0.4 * rms,
         write_ratio=0.4,
+        write_share=0.3,
+        write_cosine=0.1,
+        angle=0.3,
+        bf16_loss=0.004,
         finite=finite,
     )
 
@@ -117,6 +128,8 @@ def measured(one: Stream, rms: list[float], abs_max: list[float], **more: object
         "entry_rms": rms[0] * 0.9,
         "states": states,
         "growth": fitted(rms),
+        "independent_rms": rms[-1],
+        "effective_depth": float(len(rms)),
     }
     return StreamMeasure.model_validate(fields | more)
 
@@ -131,6 +144,9 @@ def logits(path: str, tops: list[float]) -> AttentionMeasure:
             entropy=1 / (1 + abs(top) / 10),
             saturated=0.7 if top > 40 else 0.01,
             first_token=0.62 if index % 2 else 0.1,
+            uncapped_max=top,
+            q_rms=1.0,
+            k_rms=1.0,
         )
         for index, top in enumerate(tops)
     )

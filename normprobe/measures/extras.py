@@ -1,0 +1,35 @@
+"""All measures that run only when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from normprobe.errors import SettingError
+from normprobe.measures.extra import Extra, Subject
+from normprobe.records import Measurements, Skipped
+
+EXTRAS: tuple[Extra, ...] = ()
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a name that no measure has.
+
+    Raises:
+        SettingError: for the first such name.
+    """
+    known = [extra.name for extra in EXTRAS]
+    for name in names:
+        if name not in known:
+            raise SettingError(f"unknown measure {name!r}", expected=" | ".join(known), found=repr(name))
+
+
+def measure_extras(names: Sequence[str], subject: Subject) -> tuple[Measurements, tuple[Skipped, ...]]:
+    """What the level measured, with the measures of these names added in the order of `EXTRAS`."""
+    measured, skipped = subject.measured, list[Skipped]()
+    for extra in EXTRAS:
+        if extra.name in names or "all" in names:
+            subject.tell(extra.name, 0, 0)
+            found, unseen = extra.measure(subject)
+            measured = measured.model_copy(update={extra.name: found})
+            skipped += unseen
+    return measured, tuple(skipped)

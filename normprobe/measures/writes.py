@@ -1,0 +1,228 @@
+"""One residual add as it runs: numbers of the trunk before it, of the write, and of the stream after it.
+
+Dims: B batch, S tokens of a sample, N = B·S tokens, K tokens that count, R sampled tokens, C features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normprobe import stats
+from normprobe.capture.watch import Handler
+from normprobe.measures import massive
+from normprobe.measures.tokens import norms, peaks, row, weighted_sums
+from normprobe.measures.trunk import Tokens, Trunk
+from normprobe.records import Branch, Stream
+
+
+class Moments(NamedTuple):
+    """Of the stream after a write.
+
+    Attributes:
+        mean, std: over all entries.
+        token_cosine: mean cosine between two different tokens of one sample; NaN with one token.
+        first_rms, other_rms: median token RMS of the first tokens of the samples, and of all others.
+    """
+
+    mean: float
+    std: float
+    token_cosine: float
+    first_rms: float
+    other_rms: float
+
+
+class Sides(NamedTuple):
+    """Medians over the tokens where trunk or write are not 0.
+
+    Attributes:
+        entry: token RMS of the trunk before the write.
+        write: token RMS of the write.
+        ratio: RMS(write) / RMS(trunk before it).
+        share: RMS(write) / RMS(state after it).
+        cosine: between write and trunk.
+        angle: between the trunk before and the state after, in radians.
+    """
+
+    entry: float = math.nan
+    write: float = math.nan
+    ratio: float = math.nan
+    share: float = math.nan
+    cosine: float = math.nan
+    angle: float = math.nan
+
+
+@dataclass(frozen=True)
+class Written:
+    """Numbers of one write, before they are given their place. Unit: the stream's own.
+
+    Attributes:
+        shape, dtype: of the state.
+        tokens: how many tokens count.
+        rms: over the tokens that count, of the token RMS; `argmax` is a flat index over all tokens.
+        abs_max: largest |x|, at feature `channel`.
+        stable_rank: of the matrix of the sampled tokens.
+        massive: entries that stand out.
+        rounding: what rounding the sum to bfloat16 loses, RMS over the sampled tokens, as a share of the write's RMS.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    tokens: int
+    rms: stats.Summary
+    abs_max: float
+    channel: int
+    stable_rank: float
+    massive: tuple[massive.Entry, ...]
+    moments: Moments
+    sides: Sides
+    rounding: float
+
+
+class WriteHandler(Handler):
+    """Measures one residual add: the operands before it runs, its output after.
+
+    Numbers of operands include the operation's own factors (`alpha`, `beta`); they are NaN where the operation has
+    no operand of its own for the write and the output is half precision or overwrites the trunk.
+    """
+
+    def __init__(self, shared: Trunk, stream: Stream, branch: Branch) -> None:
+        self.shared, self.stream = shared, stream
+        self.trunk, self.op = branch.trunk, branch.add.op
+        self.written: Written | None = None
+        self._sides: tuple[Tensor, Tensor, Tensor | None] | None = None  # norms of trunk and write, their product
+        self._rounding = math.nan
+
+    def before(self, arguments: Mapping[str, Any]) -> None:
+        """Compare the operands; an add in place will overwrite one of them."""
+        self._sides, self._rounding = None, math.nan
+        operands = _operands(arguments)
+        if len(operands) == 2:
+            factors = self._factors(arguments)
+            trunk, write = operands[self.trunk], operands[1 - self.trunk]
+            if trunk.shape != write.shape:
+                shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
+                trunk, write = trunk.expand(shape), write.expand(shape)
+            self._compare(trunk, write, factors[self.trunk], factors[1 - self.trunk])
+
+    def after(self, arguments: Mapping[str, Any], output: Any) -> None:
+        """Take the numbers of the stream as it is now."""
+        if len(_operands(arguments)) != 2:
+            self._accumulated(arguments, output)
+        x_BSC, norms_N = self.shared.states(output), self.shared.norms(output)
+        self.shared.wrote(output, norms_N)
+        tokens = self.shared.tokens(x_BSC)
+        rms = stats.summary(_at(norms_N, tokens.kept) / math.sqrt(x_BSC.shape[-1]))
+        tops = peaks(x_BSC)
+        if tokens.kept is not None:
+            rms = rms._replace(argmax=int(tokens.kept[rms.argmax]))
+            tops = tops.where(tokens.weights > 0, 0.0)
+        top = int(tops.argmax())  # NaN counts as the largest
+        sampled = stats.widen(_rows(x_BSC, tokens.sample))
+        self.written = Written(
+            shape=tuple(output.shape),
+            dtype=str(output.dtype).removeprefix("torch."),
+            tokens=len(tokens.first) + len(tokens.rest),
+            rms=rms,
+            abs_max=float(tops[top]),
+            channel=int(row(x_BSC, top).abs().argmax()),
+            stable_rank=stats.stable_rank(sampled),
+            massive=massive.find(x_BSC, tops, sampled),
+            moments=_moments(x_BSC, norms_N, tokens),
+            sides=self._against(norms_N, tokens.kept),
+            rounding=self._rounding,
+        )
+
+    def _accumulated(self, arguments: Mapping[str, Any], output: Tensor) -> None:
+        """`addmm` and its kin: the first operand is added to a product that is not there by itself."""
+        accumulator, beta = arguments["self"], float(arguments.get("beta", 1))
+        if output.dtype not in (torch.float32, torch.float64) or accumulator.shape != output.shape:
+            return
+        if accumulator.data_ptr() != output.data_ptr():
+            self._compare(accumulator, output - beta * accumulator, beta, 1.0)
+
+    def _compare(self, trunk: Tensor, write: Tensor, skip: float, factor: float) -> None:
+        """Keep the norms of trunk and write, and what bfloat16 would lose of their sum."""
+        t_BSC, w_BSC = self.shared.states(trunk), self.shared.states(write)
+        exact = trunk.dtype in (torch.float32, torch.float64)
+        product = None if exact else (stats.widen(t_BSC) * stats.widen(w_BSC)).sum(-1).flatten() * (skip * factor)
+        sides = self.shared.norms(trunk) * abs(skip), norms(w_BSC) * abs(factor)
+        self._sides = (*sides, product)
+        sample = self.shared.tokens(t_BSC).sample
+        added = factor * stats.widen(_rows(w_BSC, sample))
+        total = skip * stats.widen(_rows(t_BSC, sample)) + added
+        lost, size = (float(torch.linalg.vector_norm(x)) for x in (total.bfloat16().float() - total, added))
+        self._rounding = lost / size if size else math.nan
+
+    def _against(self, norms_N: Tensor, kept: Tensor | None) -> Sides:
+        if self._sides is None:
+            return Sides()
+        trunk, write = (_at(side, kept).double() for side in self._sides[:2])
+        after, product = _at(norms_N, kept).double(), self._sides[2]
+        if product is None:
+            product = (after.square() - trunk.square() - write.square()) / 2
+        else:
+            product = _at(product, kept).double()
+        some = (trunk != 0) | (write != 0)
+        if not bool(some.all()):
+            trunk, write, after, product = (side[some] for side in (trunk, write, after, product))
+        if not trunk.numel():
+            return Sides(entry=0.0, write=0.0)
+        root = math.sqrt(self.stream.width)
+        cosine = (product / (trunk * write)).clamp(-1, 1)
+        angle = ((trunk.square() + product) / (trunk * after)).clamp(-1, 1).acos()
+        rows = (x.float() for x in (trunk / root, write / root, write / trunk, write / after, cosine, angle))
+        return Sides(*stats.medians(torch.stack(list(rows))))
+
+    def _factors(self, arguments: Mapping[str, Any]) -> tuple[float, float]:
+        """Factors of the two operands; `rsub(a, b)` is b − alpha·a, `sub` subtracts the second, the others scale it."""
+        alpha = float(arguments.get("alpha", 1))
+        if "rsub" in self.op:
+            return -alpha, 1.0
+        return 1.0, -alpha if "sub" in self.op else alpha
+
+
+def _moments(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Moments:
+    """Mean and standard deviation of all entries, mean cosine between tokens, and the first tokens by themselves."""
+    batch, _, width = x_BSC.shape
+    unit = tokens.weights / norms_N
+    zeros = bool(norms_N.min() == 0)
+    if zeros:
+        unit = unit.where(norms_N > 0, 0.0)
+    plain, directed = weighted_sums(x_BSC, torch.stack((tokens.weights, unit))).double().unbind(1)
+    entries = (len(tokens.first) + len(tokens.rest)) * width
+    weighed = (norms_N * tokens.weights if tokens.kept is not None else norms_N).double()
+    mean, square = float(plain.sum()) / entries, float(weighed.dot(weighed)) / entries
+    directions = ((unit > 0) if zeros else tokens.weights).view(batch, -1).sum(-1).double()
+    pairs = float((directions * (directions - 1)).sum())
+    root = math.sqrt(width)
+    return Moments(
+        mean,
+        std=math.sqrt(max(0.0, square - mean**2)) if math.isfinite(square) else math.nan,
+        token_cosine=float((directed.square().sum(-1) - directions).sum()) / pairs if pairs else math.nan,
+        first_rms=_median(norms_N[tokens.first]) / root,
+        other_rms=_median(norms_N[tokens.rest]) / root,
+    )
+
+
+def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:
+    return [value for value in arguments.values() if isinstance(value, Tensor)]
+
+
+def _rows(x_BSC: Tensor, tokens: Tensor) -> Tensor:
+    """The features [R, C] of tokens given by their flat indices."""
+    return x_BSC[tokens // x_BSC.shape[1], tokens % x_BSC.shape[1]]
+
+
+def _at(values_N: Tensor, kept: Tensor | None) -> Tensor:
+    return values_N if kept is None else values_N[kept]
+
+
+def _median(values: Tensor) -> float:
+    """NaN where there is none."""
+    return stats.quantiles(values, (0.5,))[0] if values.numel() else math.nan

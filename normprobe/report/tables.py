@@ -1,0 +1,36 @@
+"""Tables of the measures that were asked for, in a form that every renderer can show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from normprobe.records import Measurements, ReportData
+
+Maker = Callable[[Measurements], Iterator["Table"]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        title: its heading.
+        caption: the one sentence that says what is to be seen.
+        columns: headings; the first column holds places, the others numbers or short words.
+        rows: as text, the most telling first.
+    """
+
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+MAKERS: tuple[Maker, ...] = ()
+
+
+def tables(data: ReportData) -> Iterator[Table]:
+    """The tables of all measures that ran, in the order of `MAKERS`."""
+    for make in MAKERS:
+        yield from make(data.measurements)

@@ -1,0 +1,53 @@
+"""Padding is read from the caller's masks and has no part in any number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normprobe.measures.forward import measure_forward
+from normprobe.measures.padding import fitting, padding_masks
+from tests.measures.models import anatomy_of, bert, llama
+
+LEFT = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+
+
+def test_masks_of_both_conventions() -> None:
+    inputs = {"input_ids": LEFT, "attention_mask": LEFT, "src_key_padding_mask": LEFT.bool(), "other": LEFT}
+    first, second = padding_masks(inputs)
+    assert torch.equal(first, LEFT == 0)
+    assert torch.equal(second, LEFT.bool())
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.ones(2, 3, dtype=torch.long), torch.zeros(2, 3), torch.full((2, 3), 2), torch.ones(2, 1, 3, 3)]
+)
+def test_what_hides_nothing_or_is_no_mask_of_tokens(mask: torch.Tensor) -> None:
+    assert padding_masks({"attention_mask": mask}) == ()
+    assert padding_masks((mask,)) == ()
+
+
+def test_two_masks_that_differ_say_nothing() -> None:
+    mask = LEFT == 0
+    assert fitting([mask, mask.clone()], (2, 6)) is mask
+    assert fitting([mask, ~mask], (2, 6)) is None
+    assert fitting([mask], (2, 5)) is None
+
+
+@pytest.mark.parametrize("build", [llama, bert])
+def test_what_stands_in_padding_changes_no_number(build: object) -> None:
+    case = build()  # type: ignore[operator]
+    ids = case.inputs["input_ids"][:, :6].expand(2, 6).clone()
+    anatomy = anatomy_of(case.model, {"input_ids": ids, "attention_mask": LEFT})
+    found = []
+    for filler in (1, 7):
+        padded = ids.masked_fill(LEFT == 0, filler)
+        measured, skipped = measure_forward(case.model, {"input_ids": padded, "attention_mask": LEFT}, anatomy)
+        assert skipped == ()
+        assert measured.residual[0].basis.count == 10
+        found.append(measured)
+    first, second = (m.model_dump(exclude={"attention": {"__all__": {"heads": {"__all__": BOUNDS}}}}) for m in found)
+    assert first == second
+
+
+BOUNDS = {"bound", "q_rms", "k_rms"}  # over all rows, so that they still bound every logit
