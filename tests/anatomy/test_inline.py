@@ -44,6 +44,10 @@ def behind_a_factor(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     return rms_norm(3 * x, gain, offset)
 
 
+def by_products(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    return x * torch.rsqrt(torch.einsum("bsd,bsd->bs", x, x)[..., None] / WIDTH + 1e-3) * gain
+
+
 def in_groups(x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
     y = x.unflatten(-1, (4, -1))
     return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-3)).flatten(-2) * gain
@@ -84,6 +88,7 @@ FORMS: dict[str, tuple[Inline, dict[str, object]]] = {
         from_constant,
         {"kind": "rmsnorm", "affine": "weight", "eps_placement": "clamp", "eps": 1e-3},
     ),
+    "by_products": (by_products, {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3}),
     "behind_a_factor": (
         behind_a_factor,
         {"kind": "rmsnorm", "affine": "weight", "eps_placement": "inside_sqrt", "eps": 1e-3},

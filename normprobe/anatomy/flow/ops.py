@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from normprobe.capture.trace import Node, Ref
+from normprobe.capture.trace import Node, Ref, Trace
 from normprobe.norms.precision import FUSED, NAMESPACES
 
 
@@ -204,6 +204,21 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
     if torch.Tag.pointwise in getattr(node.function, "tags", ()):
         return Role.ACT if len(signals) == 1 else Role.GATE
     return Role.HEAVY
+
+
+def sums_squares(trace: Trace, node: Node) -> bool:
+    """Whether a product multiplies each row of a signal by itself: one sum of squares for each."""
+    rows = trace.values[node.outputs[0]].shape[-2:] == (1, 1)
+    return base(node.op) == "aten.bmm" and rows and len({_unmoved(trace, v) for v in node.inputs}) == 1
+
+
+def _unmoved(trace: Trace, value: int) -> int:
+    """The value behind views and copies."""
+    while True:
+        maker = trace.producer(value)
+        if not maker.inputs or classify(maker, frozenset(maker.inputs[:1])) is not Role.MOVE:
+            return value
+        value = maker.inputs[0]
 
 
 def _product(node: Node, name: str, signals: frozenset[int], repeated: bool) -> Role:

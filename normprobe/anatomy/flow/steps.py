@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import PIECE, REST, Role, base, classify
+from normprobe.anatomy.flow.ops import PIECE, REST, Role, base, classify, sums_squares
 from normprobe.anatomy.flow.pieces import pieces
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
@@ -120,7 +120,7 @@ def _add_node(flow: Flow, node: Node) -> None:
         _add_interpolation(flow, node, signals)
         return
     else:
-        role = classify(node, signals)
+        role = Role.POOL if sums_squares(flow.trace, node) else classify(node, signals)
     inputs = tuple(dict.fromkeys(v for v in node.inputs if v in signals))
     if not all(v in flow.pieces and flow.levels.signal(flow.pieces[v]) for v in node.outputs):
         _append(flow, role, inputs, node.outputs, node)

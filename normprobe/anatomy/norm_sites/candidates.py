@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify, foreign, slides
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, classify, foreign, slides, sums_squares
 from normprobe.capture.calls import CallSpec
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import SOURCES, Call, Node, Ref, Trace
@@ -153,7 +153,9 @@ class Candidates:
         signals = frozenset(v for v in node.inputs if self.levels.signal(v))
         if node.op in SOURCES or not any(self.levels.signal(v) for v in node.outputs):
             return None
-        return classify(node, signals) if signals else Role.SOURCE
+        if not signals:
+            return Role.SOURCE
+        return Role.POOL if sums_squares(self.trace, node) else classify(node, signals)
 
     def _possible(self, call: Call) -> bool:
         if self._heavy[call.last_node] - self._heavy[call.first_node]:
