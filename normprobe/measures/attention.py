@@ -76,6 +76,8 @@ class LogitHandler(Handler):
         self._finish(operands, all_rows, q, rows)
 
     def _from_logits(self, arguments: Mapping[str, Any]) -> None:
+        if not any(word in self.site.kernel for word in ("softmax", "aten.exp", "unknown")):
+            raise ValueError(f"the weights are no softmax of the logits, {self.site.kernel} makes them")
         logits = arguments["self"]
         axis = arguments.get("dim", -1)  # none where each row's maximum is subtracted before the softmax
         if axis % logits.dim() != logits.dim() - 1:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
+from normprobe.anatomy.attention.written import written_softmax
 from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
 from normprobe.records import OpSite
 
 _BETWEEN = LIGHT | {Role.ADD, Role.ACT}  # mask, bias, scale, softcap
-_PASS_ON = LIGHT | {Role.ACT, Role.GATE, Role.POOL}
+_PASS_ON = LIGHT | {Role.ACT, Role.GATE, Role.POOL, Role.ADD, Role.NORM}  # from the weights of values to the values
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class AttentionOp:
     `query`, `key` and `value` are values shaped (…, tokens, head_dim); `across` are the axes of the features of key and
     value, which may lie turned. `factor` is what multiplies q·kᵀ after the product (None: not constant). `causal` is
     true where the operation itself hides later keys; `hidden` is what its mask hides of the `places`, (queries, keys).
+    `product` is the step of q·kᵀ where that is one of its own.
     """
 
     step: Step
@@ -38,11 +40,22 @@ class AttentionOp:
     places: tuple[int, int]
     kernel: str
     site: OpSite
+    product: int = -1
 
 
 def find_attention(flow: Flow) -> list[AttentionOp]:
-    """All attention operations in order of time; a softmax that is no attention (a router's) is left out."""
-    return list(_find(flow))
+    """All attention operations in order of time; a softmax that is no attention (a router's) is left out.
+
+    Where no softmax is taken of q·kᵀ, an activation may stand in its place (a sigmoid, a rectifier).
+    """
+    found = list(_find(flow))
+    taken = {op.product for op in found}
+    for step in flow.steps:
+        op = _weights(flow, step) if step.role is Role.ACT else None
+        if op is not None and op.product not in taken and not flow.steps[op.product].parameters:  # weights of an expert
+            taken.add(op.product)
+            found.append(op)
+    return sorted(found, key=lambda op: op.step.id)
 
 
 def _find(flow: Flow) -> Iterator[AttentionOp]:
@@ -50,8 +63,8 @@ def _find(flow: Flow) -> Iterator[AttentionOp]:
         found = None
         if step.role is Role.ATTENTION:
             found = _composite(flow, step) if step.group is not None else _kernel(flow, step)
-        elif step.role is Role.SOFTMAX:
-            found = _softmax(flow, step)
+        elif step.role is Role.SOFTMAX or written_softmax(flow, step):
+            found = _weights(flow, step)
         if found is not None:
             yield found
 
@@ -100,14 +113,13 @@ class _Logits:
     shift: Step | None = None  # the subtraction of each row's maximum, which leaves the softmax as it is
 
 
-def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
+def _weights(flow: Flow, step: Step) -> AttentionOp | None:
+    """Attention whose weights `step` makes of q·kᵀ."""
     logits = _logits(flow, step)
     product = logits.product
-    if product is None:
-        return None
-    operands = _operands(flow, product)
+    operands = None if product is None else _operands(flow, product)
     weighing = _weighing(flow, step)
-    if operands is None or weighing is None:
+    if product is None or operands is None or weighing is None:
         return None
     values, across = weighing
     factor = logits.factor
@@ -129,6 +141,7 @@ def _softmax(flow: Flow, step: Step) -> AttentionOp | None:
         (queries, keys - hidden.sinks),
         base(step.node.op),
         op_site(flow, logits.shift or step),
+        product.id,
     )
 
 

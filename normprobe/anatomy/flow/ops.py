@@ -153,7 +153,9 @@ _ACTIVATIONS = frozenset(  # pointwise, though torch does not mark them so
 _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
 _ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
 _SCALES = frozenset([REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
-_SOFTMAXES = frozenset(["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax"])
+_SOFTMAXES = frozenset(
+    ["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax", "aten._log_softmax"]
+)
 _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
 
 
