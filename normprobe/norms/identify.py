@@ -151,7 +151,8 @@ def _elementwise(subject: Subject, exact: Instance) -> NormSpec | None:
     found = fit_statistic(subject, trained, layout) if layout is not None and layout.axes else None
     if found is not None:
         return statistic_spec(subject, trained, found, train=True)
-    return stored.identify(subject, exact, None) or spec
+    alike = layout is not None and not layout.axes
+    return stored.identify(subject, exact, None if alike else "train mode computes something else") or spec
 
 
 def _exact(subject: Subject) -> Instance:

@@ -91,8 +91,8 @@ def _centred_kind(fit: Fit, fused: str | None) -> tuple[NormKind, int | None, st
     if rank > 2 and axes == space and space:
         return _over_space(layout, along, fused)
     if rank > 2 and axes == inner and 1 in axes:
-        per_channel = bool(along) and along <= {1}
-        if per_channel or (not along and fused == "native_group_norm"):
+        per_channel = len(along) == 1 and len(axes) > 1
+        if per_channel or along == {1} or (not along and fused == "native_group_norm"):
             return "groupnorm", 1, "one group: statistics over channels and space, gain per channel"
     if rank == 3 and axes == {1} and along == {2}:
         return "instancenorm", None, "statistics over axis 1, gain along the last axis"

@@ -99,7 +99,8 @@ def _eps(subject: Subject, fit: Fit, named: Named, train: bool, numbers: Collect
     drawn = subject.instance(torch.float64, SEED).tensors
     if any(tensor.numel() == 1 for tensor in drawn.values()):
         eps = as_tensor(eps, drawn, subject.instance(torch.float64, None).tensors)
-    unit = named.unit if eps.value is None or fit.centred else _unit(eps, named.unit, fit.layout.size, numbers)
+    n = fit.layout.size
+    unit = named.unit if eps.value is None else _unit(eps, named.unit, n / (n - 1) if fit.centred else n, numbers)
     if eps.value is None or unit == 1.0:
         return eps
     value = _written(eps.value, eps, unit)
@@ -110,11 +111,12 @@ def _written(value: float, eps: Eps, unit: float) -> float:
     return rounded(value * (unit if eps.placement == "inside_sqrt" else unit**0.5), eps.spread)
 
 
-def _unit(eps: Eps, unit: float, size: int, numbers: Collection[float]) -> float:
-    """The written statistic's square over the mean square: 1 or the number of elements, `unit` where the constants do
-    not tell (`F.normalize(x) * n**0.5` is a root mean square norm whose eps is compared with the L2 norm)."""
+def _unit(eps: Eps, unit: float, other: float, numbers: Collection[float]) -> float:
+    """The written statistic's square over the mean square: 1, the number of elements or that of an unbiased variance
+    (`other`); `unit` where the constants do not tell (`F.normalize(x) * n**0.5` is a root mean square norm whose eps is
+    compared with the L2 norm)."""
     assert eps.value is not None
-    seen = [u for u in (unit, 1.0, float(size)) if any(_close(_written(eps.value, eps, u), n) for n in numbers)]
+    seen = [u for u in (unit, 1.0, other) if any(_close(_written(eps.value, eps, u), n) for n in numbers)]
     return seen[0] if seen else unit
 
 

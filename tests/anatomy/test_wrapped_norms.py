@@ -126,3 +126,35 @@ def test_an_activation_in_the_norms_module(activation: Callable[[Tensor], Tensor
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Activated(activation), nn.Conv2d(4, 2, 1))
     found = anatomy_of(model, torch.randn(2, 3, 5, 5))
     assert [(n.path, n.module, n.kind, n.frozen) for n in found.norms] == [("1", True, "batchnorm", False)]
+
+
+class WithRoot(nn.Module):
+    """Returns its normed input and what it was divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        root = (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return x / root * self.weight, root
+
+
+class OnlyNormed(nn.Linear):
+    """Uses a norm that returns more."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.norm = WithRoot()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(self.norm(x)[0])
+
+
+def test_a_norm_may_return_its_statistic_as_well() -> None:
+    model = nn.Sequential(nn.Linear(4, WIDTH), OnlyNormed(), OnlyNormed())
+    found = anatomy_of(model, torch.randn(2, 3, 4))
+    assert [(n.path, n.kind, n.eps, n.role) for n in found.norms] == [
+        ("1.norm", "rmsnorm", 1e-5, "pre"),
+        ("2.norm", "rmsnorm", 1e-5, "pre"),
+    ]

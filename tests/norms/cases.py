@@ -20,8 +20,10 @@ from tests.norms.zoo import (
     LearnedEps,
     PartialNorm,
     PinnedLayerNorm,
+    Renormed,
     RMSNorm,
     Rule,
+    adaptive,
     evolved,
     facts,
     foreign_norm,
@@ -31,6 +33,7 @@ from tests.norms.zoo import (
     grn_tokens,
     mean_square,
     ones,
+    over_tokens,
     residual_inside,
     unbiased,
 )
@@ -295,6 +298,13 @@ CUSTOM = [
         lambda: Rule(lambda self, x: self.w * x / x.abs().amax(-1, keepdim=True), w=ones(WIDTH)),
         {"kind": "unknown", "affine": "weight", "eps_placement": "unknown", "weight": "w"},
     ),
+    Case(
+        "one-group-of-tokens",
+        lambda: Rule(over_tokens, w=ones(WIDTH), b=ones(WIDTH)),
+        {"kind": "groupnorm", "groups": 1, "affine": "weight+bias", "axes": (-2, -1), "size": None},
+    ),
+    Case("adaptive", lambda: Rule(adaptive), {"kind": "instancenorm", "eps": 1e-5, "axes": (-2, -1)}, (MAP, MAP)),
+    Case("renormed", Renormed, {"kind": "batchnorm", "frozen": False, "eps": 1e-5}, (MAP,)),
     Case(
         "deviation-behind-a-gate",
         lambda: Rule(evolved, w=ones(16), b=ones(16), v=ones(16)),

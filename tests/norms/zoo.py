@@ -122,6 +122,18 @@ class Frozen(nn.Module):
         return x * scale + (bias - mean * scale)
 
 
+class Renormed(Frozen):
+    """In training it uses statistics of the batch, held close to the stored ones (Ioffe 2017)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        mean, deviation = (each.view(1, -1, 1, 1) for each in (self.running_mean, (self.running_var + self.eps).sqrt()))
+        own = (x.var((0, 2, 3), keepdim=True) + self.eps).sqrt()
+        shift = ((x.mean((0, 2, 3), keepdim=True) - mean) / deviation).clamp(-5, 5)
+        return (x - x.mean((0, 2, 3), keepdim=True)) / own * (own / deviation).clamp(0.3, 3) + shift
+
+
 class BufferScale(nn.Module):
     """A scale from a buffer that is no statistic."""
 
@@ -190,6 +202,20 @@ def grn(self: Rule, x: Tensor) -> Tensor:
 def grn_tokens(self: Rule, x: Tensor) -> Tensor:
     response = x.norm(dim=1, keepdim=True)
     return self.w * (x * response / (response.mean(-1, keepdim=True) + 1e-6)) + self.b + x
+
+
+def over_tokens(self: Rule, x: Tensor) -> Tensor:
+    """Global layer norm (Luo & Mesgarani 2019): one statistic for all tokens and features."""
+    deviation = x - x.mean((1, 2), keepdim=True)
+    return deviation / (deviation.square().mean((1, 2), keepdim=True) + 1e-8).sqrt() * self.w + self.b
+
+
+def adaptive(self: Rule, x: Tensor, style: Tensor) -> Tensor:
+    """Adaptive instance norm (Huang & Belongie 2017): mean and deviation of another map, variances unbiased."""
+    (mean, root), (shift, scale) = (
+        (t.mean((2, 3), keepdim=True), (t.var((2, 3), keepdim=True) + 1e-5).sqrt()) for t in (x, style)
+    )
+    return (x - mean) / root * scale + shift
 
 
 def evolved(self: Rule, x: Tensor) -> Tensor:

@@ -73,17 +73,25 @@ class Candidates:
         return frozenset(i for i in range(call.first_node, call.last_node) if self.roles[i] is not None) - apart
 
     def normed(self, call: Call) -> int | None:
-        """Which result of `call` could be normed: the only one, or the one besides a sum of its arguments."""
+        """Which result of `call` could be normed: the only one shaped as an argument (statistics may be returned beside
+        it), or the one besides a sum of its arguments."""
         if len(call.outputs) == 1:
             return 0 if self.levels.signal(call.outputs[0]) else None
-        made = [i for i, v in enumerate(call.outputs) if self._sum(call, v) is None]
-        alike = len({self.trace.values[v].shape for v in call.outputs}) == 1
-        return made[0] if len(made) == 1 and len(call.outputs) == 2 and alike else None
+        alike = self._alike(call)
+        made = [i for i in alike if self._sum(call, call.outputs[i]) is None]
+        return made[0] if len(made) == 1 and len(alike) <= 2 and self.levels.signal(call.outputs[made[0]]) else None
+
+    def _alike(self, call: Call) -> list[int]:
+        """The results that are shaped as a signal among the arguments."""
+        shapes = {self.trace.values[v].shape for v in call.inputs if self.levels.signal(v)}
+        return [i for i, v in enumerate(call.outputs) if self.trace.values[v].shape in shapes]
 
     def spec(self, call: Call) -> CallSpec:
         """How to call the module of `call` again for its normed result."""
         assert call.spec is not None
-        return replace(call.spec, result=self.normed(call) or 0)
+        shapes = [self.trace.values[v].shape for v in call.outputs]
+        normed = self.normed(call) or 0
+        return replace(call.spec, result=shapes[:normed].count(shapes[normed]))
 
     def _sum(self, call: Call, value: int) -> frozenset[int] | None:
         """The operations behind a result that is a sum of arguments, views and casts apart; None where it is more."""
@@ -129,9 +137,11 @@ class Candidates:
 
     def main_input(self, call: Call) -> int | None:
         """The first signal argument shaped like the output, or with as many elements; the sum where it is returned."""
-        if len(call.outputs) > 1:
-            return call.outputs[0 if self.normed(call) else 1]
-        shape = self.trace.values[call.outputs[0]].shape
+        normed = self.normed(call) or 0
+        sums = [i for i in self._alike(call) if i != normed] if len(call.outputs) > 1 else []
+        if sums:
+            return call.outputs[sums[0]]
+        shape = self.trace.values[call.outputs[normed]].shape
         signals = [v for v in call.inputs if self.levels.signal(v)]
         alike = [v for v in signals if self.trace.values[v].shape == shape]
         sized = [v for v in signals if torch.Size(self.trace.values[v].shape).numel() == torch.Size(shape).numel()]
