@@ -71,3 +71,26 @@ def test_logits_are_measured_where_a_softmax_is_taken_of_them() -> None:
         report = normprobe.probe(model, torch.randn(2, 5, WIDTH), level="forward")
         assert bool(report.attention) is measured
         assert any("no softmax of the logits" in skip.why for skip in report.skipped) is not measured
+
+
+class Masked(nn.Module):
+    """Where a predicted map is low nothing is seen, or everything where all of it is low (attention within masks)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.predict = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = (self.predict(x).transpose(0, 1) @ x.permute(1, 2, 0)).sigmoid() < 0.5
+        hidden = low.repeat_interleave(HEADS, 0)
+        hidden = hidden * (hidden.sum(-1) != hidden.shape[-1]).unsqueeze(-1)
+        y = self.norm(x)
+        return x + self.attention(y, y, y, attn_mask=hidden)[0]  # type: ignore[no-any-return]
+
+
+def test_a_mask_that_a_product_predicts_is_neither_a_norm_nor_the_logits() -> None:
+    torch.manual_seed(0)
+    anatomy = anatomy_of(nn.Sequential(Masked(), Masked()), torch.randn(5, 2, WIDTH))
+    assert {n.path for n in anatomy.norms} == {"0.norm", "1.norm"}
+    assert [(s.heads, s.head_dim, s.scale) for s in anatomy.attention] == [(2, 4, 0.5)] * 2

@@ -194,7 +194,7 @@ def _towards_product(flow: Flow, step: Step) -> int:
     """Of a sum's summands the one whose nearest weighty maker is a product of two signals; else the first."""
     for value in step.inputs:
         current = flow.made_by(value)
-        while current is not None and current.role in _BETWEEN:
+        while current is not None and current.role in _BETWEEN and flow.floating(current.inputs[0]):
             current = flow.made_by(current.inputs[0])
         if current is not None and current.role is Role.MATMUL and _operands(flow, current) is not None:
             return value

@@ -41,6 +41,8 @@ class GraphSubject:
         self._trace, self._levels, self._origin, self._end = trace, levels, origin, end
         self._nodes = [*_static_nodes(trace, levels, nodes), *nodes]
         recorded = trace.values[origin]
+        if not recorded.dtype.is_floating_point:
+            raise UnreadableAnatomyError(f"the computation begins with {recorded.dtype}, whose scale means nothing")
         self.shape = self.recorded_shape = recorded.shape
         self.dtype = recorded.dtype
         self._state = _state(model, self._nodes)
