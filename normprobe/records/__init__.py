@@ -15,9 +15,9 @@ from normprobe.records.anatomy import (
     Stream,
 )
 from normprobe.records.base import Record
+from normprobe.records.basis import Basis
 from normprobe.records.measurements import (
     AttentionMeasure,
-    Basis,
     BranchGradient,
     GradientMeasure,
     Growth,

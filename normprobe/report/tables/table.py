@@ -1,11 +1,11 @@
-"""Tables of the measures that were asked for, in a form that every renderer can show."""
+"""One table of a measure that was asked for, in a form that every renderer can show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from normprobe.records import Measurements, ReportData
+from normprobe.records import Measurements
 
 Maker = Callable[[Measurements], Iterator["Table"]]
 
@@ -25,12 +25,3 @@ class Table:
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-
-MAKERS: tuple[Maker, ...] = ()
-
-
-def tables(data: ReportData) -> Iterator[Table]:
-    """The tables of all measures that ran, in the order of `MAKERS`."""
-    for make in MAKERS:
-        yield from make(data.measurements)
