@@ -23,7 +23,7 @@ from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta
 from normprobe.capture.storage import ValueTable, inner_tensors
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
-from normprobe.capture.unseen import UNSEEN, unwritten
+from normprobe.capture.unseen import Unseen
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written
 
@@ -56,7 +56,7 @@ def _record(model: nn.Module, inputs: Inputs) -> Trace:
     with plain, untouched(model) as keeper, torch.no_grad():
         recorder = _Recorder(model, keeper)
         with wrapped_forwards(model, recorder.around):
-            with recorder.functions, recorder.dispatch:
+            with recorder.functions, recorder.dispatch, recorder.unseen.functions():
                 output = invoke(model, inputs, recorder.place, recorder.root(model))
             recorder.finish(output)
     return recorder.trace
@@ -80,6 +80,7 @@ class _Recorder:
                     self.sources[id(held)] = (held, kind, name)
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
+        self.unseen = Unseen(self.trace, self.read, self._emit)
 
     # ---- calls
 
@@ -89,10 +90,7 @@ class _Recorder:
             call.spec = CallSpec.of(args, kwargs, self.shadows.known if self.shadows else None)
         try:
             output = forward(*args, **kwargs)
-            for _, tensor in named_tensors(output):
-                if unwritten(self.trace, call, self.read(tensor)):
-                    used = (*call.inputs, *map(self.read, module.parameters()))
-                    self._emit(UNSEEN, used, (), changed=[tensor])
+            self.unseen.fill(call.first_node, [*tensors((args, kwargs)), *module.parameters()], output)
         finally:
             self.stack.pop()
         return self.close(call, output)

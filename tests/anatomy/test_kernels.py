@@ -77,6 +77,30 @@ class Inline(Gain):
         return x + branch
 
 
+class GatedProduct(torch.autograd.Function):
+    """Launches a kernel within another module's forward."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        with _disable_current_modes():
+            out.copy_(torch.nn.functional.silu(gate) * x)
+        return out
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        hidden = GatedProduct.apply(self.gate(y), self.up(y))
+        branch: Tensor = self.down(hidden)
+        return x + branch
+
+
 @pytest.mark.parametrize(
     ("norm", "facts"),
     [
@@ -110,3 +134,12 @@ def test_a_result_written_into_a_given_tensor() -> None:
     assert [n.path for n in found.norms if not n.module] == ["1#rms_norm_out:0", "2#rms_norm_out:0"]
     assert {n.kind for n in found.norms} == {"rmsnorm"}
     assert only_stream(found).placement == "pre"
+
+
+def test_the_flow_goes_through_a_kernel_inside_a_forward() -> None:
+    plain = torch.autograd.Function.__dict__["apply"]
+    model = nn.Sequential(nn.Linear(4, WIDTH), Gated(), Gated())
+    stream = only_stream(anatomy_of(model, torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))))
+    assert [(b.placement, b.pre_norm) for b in stream.branches] == [("pre", "1.norm"), ("pre", "2.norm")]
+    assert {p for p in stream.branches[0].readers if "weight" in p} == {"1.gate.weight", "1.up.weight"}
+    assert torch.autograd.Function.__dict__["apply"] is plain
