@@ -88,4 +88,31 @@ def test_squeeze_and_excitation_leaves_the_norm_behind_the_branch() -> None:
 
     stream = only_stream(anatomy_of(nn.Sequential(*(Squeezed() for _ in range(3))), torch.randn(2, 4, 5, 6)))
     assert stream.placement == "postact"
-    assert [b.branch_scale.kind for b in stream.branches] == ["gate"] * 3
+    assert [b.branch_scale.kind for b in stream.branches] == ["none"] * 3
+
+
+class Excited(nn.Module):
+    """The branch weighs its own channels, then come a constant and a learned number."""
+
+    def __init__(self, constant: float, gain: float | None) -> None:
+        super().__init__()
+        self.norm, self.f = nn.LayerNorm(WIDTH), mlp()
+        self.squeeze, self.excite, self.constant = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH), constant
+        self.gain = None if gain is None else nn.Parameter(torch.tensor(gain))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        y = self.f(self.norm(x))
+        y = y * torch.sigmoid(self.excite(torch.relu(self.squeeze(y.mean(1, keepdim=True)))))
+        y = y if self.constant == 1 else self.constant * y
+        return x + (y if self.gain is None else self.gain * y)
+
+
+@pytest.mark.parametrize(
+    ("constant", "gain", "kind", "value"),
+    [(1.0, None, "none", None), (0.5, None, "constant", 0.5), (1.0, 0.25, "scalar", 0.25), (2.0, 0.25, "scalar", 0.25)],
+)
+def test_squeeze_and_excitation_is_part_of_the_branch_and_no_scale_on_it(
+    constant: float, gain: float | None, kind: str, value: float | None
+) -> None:
+    for branch in branches(lambda: Excited(constant, gain), 1):
+        assert (branch.branch_scale.kind, branch.branch_scale.value) == (kind, value)

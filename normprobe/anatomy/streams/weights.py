@@ -121,6 +121,8 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
         factor = control(flow, step, write.source, part.region)
         if step.role is Role.GATE and (step.parameters or factor is None):
             break
+        if factor is not None and _excites(flow, step, factor, part):
+            break
         if factor is not None:
             return BranchScale(kind="gate") if _is_gate(flow, write, part, factor) else found
         known = constant_factor(flow, step) if step.role is Role.SCALE else 1.0
@@ -149,6 +151,23 @@ def _learned(step: Step, model: nn.Module) -> BranchScale:
         return BranchScale(kind="channel", parameter=name)
     value = None if parameter.device.type == "meta" else parameter.detach().item()
     return BranchScale(kind="scalar", value=value, parameter=name)
+
+
+def _excites(flow: Flow, step: Step, factor: int, part: Part) -> bool:
+    """Whether a factor was computed from what it multiplies (squeeze and excitation): then it is part of the branch."""
+    (scaled,) = (v for v in step.inputs if v != factor)
+    links = {link.value for link in light_chain(flow, scaled)}
+    todo, seen = [factor], {factor}
+    while todo:
+        maker = flow.made_by(todo.pop())
+        if maker is None or maker.id not in part.region:
+            continue
+        fresh = [v for v in maker.inputs if v not in seen]
+        if links.intersection(fresh):
+            return True
+        seen.update(fresh)
+        todo += fresh
+    return False
 
 
 def _is_gate(flow: Flow, write: Write, part: Part, factor: int) -> bool:
