@@ -263,3 +263,15 @@ def kaiming_std(fan_in: int, negative_slope: float = 0.0) -> float:
 def _at_least(value: int, least: int, name: str) -> None:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, found {value}")
+
+
+def gaussian_divergence(shift: float, ratio: float) -> float:
+    """Kullback-Leibler divergence of N(m', r·v) from N(m, v) in nat: `½ (r − 1 − ln r + s²)`; ∞ at r = 0.
+
+    Args:
+        shift: s = (m' − m) / √v.
+        ratio: r, the first variance over the second, at least 0.
+
+    Source: the definition of Kullback and Leibler 1951 with two normal densities.
+    """
+    return (ratio - 1 - math.log(ratio) + shift**2) / 2 if ratio else math.inf

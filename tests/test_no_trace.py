@@ -231,3 +231,26 @@ def test_a_trace_of_a_writing_model_would_be_seen() -> None:
         model(*inputs)
     seen = {"inputs", ": attribute cache", ": attribute config", "parameter table.weight", "parameter last.bias"}
     assert seen | {"gradient last.bias"} <= set(before.changes())
+
+
+class Convolutional(nn.Module):
+    """A batch norm, a dropout, and a counter that only train mode moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv1d(WIDTH, WIDTH, 1), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+        self.head, self.trained = nn.Linear(WIDTH, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.trained += self.training
+        x = x + self.norm(self.conv(x))
+        return self.head(self.drop(x.mean(-1)))
+
+
+@pytest.mark.parametrize("measure", ["batchnorm"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_measures_of_a_model_with_batch_norm(measure: str, rows: int) -> None:
+    model, inputs = lived_in((Convolutional(), torch.randn(rows, WIDTH, 5)))
+    before = Snapshot(model, inputs)
+    normprobe.probe(model, inputs, measures=(measure,))
+    before.assert_kept()

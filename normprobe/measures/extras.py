@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normprobe.errors import SettingError
+from normprobe.measures.batchnorm import BatchNorm
 from normprobe.measures.extra import Extra, Subject
 from normprobe.records import Measurements, Skipped
 
-EXTRAS: tuple[Extra, ...] = ()
+EXTRAS: tuple[Extra, ...] = (BatchNorm(),)
 
 
 def check_names(names: Sequence[str]) -> None:

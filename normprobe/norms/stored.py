@@ -50,6 +50,13 @@ def identify(subject: Subject, exact: Instance, refused: str | None) -> NormSpec
     )
 
 
+def statistics(subject: Subject) -> tuple[str | None, str] | None:
+    """The names of the stored mean (None: none is subtracted) and variance; None where no buffer acts as a variance."""
+    exact = subject.instance(torch.float64, SEED)
+    stored, form = _find(subject, exact), linear_form(exact, subject)
+    return None if stored is None or form is None else (_mean_and_bias(form, exact)[0], stored.variance)
+
+
 def _spec(subject: Subject, stored: Stored, gain: Tensor, centred: bool, affine: Affine, told: str) -> NormSpec:
     eps = _eps(subject, stored)
     channels = [axis for axis in range(gain.ndim) if _varies(gain, axis)]

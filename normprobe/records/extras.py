@@ -15,4 +15,9 @@ class About(NamedTuple):
     passes: str
 
 
-ABOUT: dict[ExtraName, About] = {}
+ABOUT: dict[ExtraName, About] = {
+    "batchnorm": About(
+        "batch against stored statistics, train against eval mode, half the batch",
+        "3 forwards: eval mode, batch norms in train mode, the same with the batch in halves",
+    ),
+}

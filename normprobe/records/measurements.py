@@ -8,6 +8,7 @@ from pydantic import Field
 
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.batchnorm import BatchNormMeasure
 
 
 class Growth(Record):
@@ -181,6 +182,7 @@ class Measurements(Record):
     residual: tuple[StreamMeasure, ...] = ()
     attention: tuple[AttentionMeasure, ...] = ()
     gradients: GradientMeasure | None = None
+    batchnorm: BatchNormMeasure | None = None
     output_finite: bool | None = None
     first_non_finite: str | None = Field(
         default=None, description="place of the first operation whose output was not finite"

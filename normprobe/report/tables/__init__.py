@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
+from normprobe.report.tables import batchnorm
 from normprobe.report.tables.table import Maker, Table
 
 __all__ = ["MAKERS", "Maker", "Table", "tables"]
 
-MAKERS: tuple[Maker, ...] = ()
+MAKERS: tuple[Maker, ...] = (batchnorm.make,)
 
 
 def tables(data: ReportData) -> Iterator[Table]:
