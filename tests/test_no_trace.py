@@ -69,6 +69,14 @@ def test_probe(name: str, level: Any) -> None:
 
 
 @EVERY
+def test_probe_with_all_further_measures(name: str) -> None:
+    model, inputs = lived_in(MODELS[name]())
+    before = Snapshot(model, inputs)
+    normprobe.probe(model, inputs, measures=("all",))
+    before.assert_kept()
+
+
+@EVERY
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_forward_that_raises_halfway(name: str, at: int) -> None:
     """In the recorded pass, in the measured one, in the one with gradients."""
@@ -168,6 +176,16 @@ def test_model_that_writes_into_inputs_weights_and_config(level: Any, requires_g
     before = Snapshot(model, inputs)
     normprobe.probe(model, inputs, level=level)
     before.assert_kept()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_further_measures_of_models_that_change_themselves(requires_grad: bool) -> None:
+    x = torch.randn(2, 8, WIDTH, requires_grad=requires_grad)
+    for built in ((Stateful(), x * 1), (Writing(), (x * 1, [x * 2]))):
+        model, inputs = lived_in(built)
+        before = Snapshot(model, inputs)
+        normprobe.probe(model, inputs, measures=("all",))
+        before.assert_kept()
 
 
 FRESH = """

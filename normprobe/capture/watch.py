@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
-from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened
+from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.wrappers import wrapped_forwards
@@ -67,6 +67,7 @@ def watch(
     *,
     grad: bool = False,
     everywhere: bool = True,
+    place: Callable[[Tensor], Tensor] | None = None,
 ) -> Watched:
     """Run `model` once on `inputs` in eval mode and tell `handlers` of the operations at their sites.
 
@@ -81,11 +82,13 @@ def watch(
         grad: whether autograd records the forward.
         everywhere: False looks only inside the modules that run a watched operation, which costs less; writes of
             other modules into parameters are not seen then, so that a recorded forward must have shown none.
+        place: called with each tensor among the copies of the inputs; what it returns takes that one's place. Its
+            operations are not counted.
     """
     with untouched(model) as keeper, torch.set_grad_enabled(grad):
         watcher = _Watcher(handlers, keeper, everywhere)
         with wrapped_forwards(model, watcher.around), watcher.modes(True):
-            output = invoke(model, inputs)
+            output = invoke(model, inputs, place and partial(without_modes, place))
         watcher.settle()
     return Watched(output, tuple(watcher.unseen), watcher.failed)
 

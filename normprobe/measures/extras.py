@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 from normprobe.errors import SettingError
 from normprobe.measures.batchnorm import BatchNorm
+from normprobe.measures.depth import Depth
 from normprobe.measures.extra import Extra, Subject
+from normprobe.measures.gain import Gain
+from normprobe.measures.jacobian import Jacobian
+from normprobe.measures.smoothness import Smoothness
 from normprobe.records import Measurements, Skipped
 
-EXTRAS: tuple[Extra, ...] = (BatchNorm(),)
+EXTRAS: tuple[Extra, ...] = (
+    Gain(),
+    Jacobian(),
+    Smoothness(),
+    BatchNorm(),
+    Depth(),
+)
 
 
 def check_names(names: Sequence[str]) -> None:

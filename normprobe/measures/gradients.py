@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.loss import LossFunction, loss_of
+from normprobe.measures.stand_ins import stand_ins
 from normprobe.records import Anatomy, Basis, BranchGradient, GradientMeasure, OpSite, Skipped, Stream
 
 
@@ -50,7 +50,7 @@ def measure_gradients(
     if not any(p.is_floating_point() for p in model.parameters()):
         return None, (Skipped(what="gradients", why="the model has no floating point parameters"),)
     sites = {branch.add: _Edge() for stream in anatomy.streams for branch in stream.branches}
-    with untouched(model), _stand_ins(model) as leaves:
+    with untouched(model), stand_ins(model) as leaves:
         watched = watch(model, inputs, sites, grad=True)
         with torch.enable_grad():
             value, name = loss_of(watched.output, inputs, anatomy, loss)
@@ -88,27 +88,6 @@ def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]
             why = "the stream does not depend on a parameter there"
         if why is not None:
             yield Skipped(what=f"gradient at {site.path}#{site.op}:{site.ordinal}", why=why)
-
-
-@contextmanager
-def _stand_ins(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Put a fresh leaf with a gradient in the place of every floating point parameter, under all its names.
-
-    The old parameters come back with the state that `untouched` keeps, which must be open around this.
-
-    Yields:
-        The leaves by every name that `named_parameters` gives. Integer parameters and parameters of a class
-        of their own (quantised ones) stay; of these only those that require a gradient are among the leaves.
-    """
-    leaves: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if type(parameter) is nn.Parameter and parameter.is_floating_point():
-                fresh = leaves.get(id(parameter))
-                if fresh is None:
-                    fresh = leaves[id(parameter)] = nn.Parameter(parameter.detach())
-                setattr(module, name, fresh)
-    yield {n: p for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
 
 
 @dataclass(frozen=True)

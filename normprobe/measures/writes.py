@@ -103,12 +103,12 @@ class WriteHandler(Handler):
         self._sides, self._rounding = None, math.nan
         operands = _operands(arguments)
         if len(operands) == 2:
-            factors = self._factors(arguments)
+            scales = factors(self.op, arguments)
             trunk, write = operands[self.trunk], operands[1 - self.trunk]
             if trunk.shape != write.shape:
                 shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
                 trunk, write = trunk.expand(shape), write.expand(shape)
-            self._compare(trunk, write, factors[self.trunk], factors[1 - self.trunk])
+            self._compare(trunk, write, scales[self.trunk], scales[1 - self.trunk])
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Take the numbers of the stream as it is now."""
@@ -179,12 +179,16 @@ class WriteHandler(Handler):
         rows = (x.float() for x in (trunk / root, write / root, write / trunk, write / after, cosine, angle))
         return Sides(*stats.medians(torch.stack(list(rows))))
 
-    def _factors(self, arguments: Mapping[str, Any]) -> tuple[float, float]:
-        """Factors of the two operands; `rsub(a, b)` is b − alpha·a, `sub` subtracts the second, the others scale it."""
-        alpha = float(arguments.get("alpha", 1))
-        if "rsub" in self.op:
-            return -alpha, 1.0
-        return 1.0, -alpha if "sub" in self.op else alpha
+
+def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
+    """Factors of the two operands of an addition.
+
+    `rsub(a, b)` is b − alpha·a, `sub` subtracts the second, the others scale it.
+    """
+    alpha = float(arguments.get("alpha", 1))
+    if "rsub" in op:
+        return -alpha, 1.0
+    return 1.0, -alpha if "sub" in op else alpha
 
 
 def _moments(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Moments:

@@ -20,4 +20,17 @@ ABOUT: dict[ExtraName, About] = {
         "batch against stored statistics, train against eval mode, half the batch",
         "3 forwards: eval mode, batch norms in train mode, the same with the batch in halves",
     ),
+    "gain": About("RMS and gradient RMS across every block, and what they make of the depth", "1 forward, 1 backward"),
+    "jacobian": About(
+        "mean squared singular value of the Jacobian of every block and of the model, by 8 random probes",
+        "1 forward, 16 to 24 backwards",
+    ),
+    "smoothness": About(
+        "how fast the loss gradient changes along the gradient step (its Lipschitz constant)",
+        "5 forwards, 5 backwards",
+    ),
+    "depth": About(
+        "what the output loses when a branch is skipped, and what the head reads after each block",
+        "1 forward, 1 for each write (at most 64), 1 for each block",
+    ),
 }

@@ -9,6 +9,10 @@ from pydantic import Field
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 from normprobe.records.batchnorm import BatchNormMeasure
+from normprobe.records.depth import DepthMeasure
+from normprobe.records.gain import GainMeasure
+from normprobe.records.jacobian import JacobianMeasure
+from normprobe.records.smoothness import SmoothnessMeasure
 
 
 class Growth(Record):
@@ -183,6 +187,10 @@ class Measurements(Record):
     attention: tuple[AttentionMeasure, ...] = ()
     gradients: GradientMeasure | None = None
     batchnorm: BatchNormMeasure | None = None
+    gain: GainMeasure | None = None
+    jacobian: JacobianMeasure | None = None
+    smoothness: SmoothnessMeasure | None = None
+    depth: DepthMeasure | None = None
     output_finite: bool | None = None
     first_non_finite: str | None = Field(
         default=None, description="place of the first operation whose output was not finite"

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.tables import batchnorm
+from normprobe.report.tables import batchnorm, depth, gain, jacobian, smoothness
 from normprobe.report.tables.table import Maker, Table
 
 __all__ = ["MAKERS", "Maker", "Table", "tables"]
 
-MAKERS: tuple[Maker, ...] = (batchnorm.make,)
+MAKERS: tuple[Maker, ...] = (
+    gain.make,
+    jacobian.make,
+    smoothness.make,
+    batchnorm.make,
+    depth.make,
+)
 
 
 def tables(data: ReportData) -> Iterator[Table]:

@@ -1,0 +1,275 @@
+"""The signal from block to block in one forward with gradients: its states, and their places in autograd's graph.
+
+A chain has one state before its first block and one after each: for a residual stream the trunk at its first add and
+the sum of the last add of every block; for a model without one the inputs of its layers and the output of the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import split
+from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.capture.wrappers import wrapped_forwards
+from normprobe.measures import tokens
+from normprobe.measures.extra import Subject
+from normprobe.measures.finite import floats
+from normprobe.measures.padding import padding_masks
+from normprobe.measures.stand_ins import stand_ins
+from normprobe.measures.trunk import Trunk
+from normprobe.records import Branch, OpSite, Skipped, Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """One state of the signal; the tensor itself is not kept. `rms` leaves padding out and is in the signal's unit."""
+
+    trunk: Trunk
+    rms: float
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    edge: GradientEdge
+
+    @classmethod
+    def of(cls, x: Tensor, trunk: Trunk) -> State | None:
+        """The state that `x` is; None where autograd does not know it."""
+        if not (x.requires_grad and x.is_floating_point()):
+            return None
+        return cls(trunk, rms(x, trunk), x.shape, x.dtype, x.device, get_gradient_edge(x))
+
+
+@dataclass(frozen=True)
+class Step:
+    """From the state before one block to the state after it; `execution` counts the runs of a block, from 0."""
+
+    block: str
+    execution: int
+    start: State
+    end: State
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The steps of one stream, in order."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One forward whose graph is held.
+
+    Attributes:
+        chains: those with at least one step.
+        output: what the model returned.
+        source: the model's first input, where it is floating point.
+        target: the first floating point tensor of the output.
+        skipped: blocks that are in no chain, with the reason.
+    """
+
+    chains: tuple[Chain, ...]
+    output: Any
+    source: State | None
+    target: State | None
+    skipped: tuple[Skipped, ...]
+
+
+def rms(x: Tensor, trunk: Trunk) -> float:
+    """√(mean of x² over all features of the tokens that are no padding), float64 between tokens."""
+    x_BSC = trunk.states(x)
+    norms_N, kept = tokens.norms(x_BSC), trunk.tokens(x_BSC).kept
+    chosen = norms_N if kept is None else norms_N[kept]
+    return math.sqrt(float(chosen.double().square().mean()) / x_BSC.shape[-1])
+
+
+def depends(end: GradientEdge | None, start: GradientEdge) -> bool:
+    """Whether autograd finds a way from `end` back to `start`."""
+    if end is None:
+        return False
+    seen, front = {end.node}, [end.node]
+    while front:
+        node = front.pop()
+        if node is start.node:
+            return True
+        fresh = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        seen.update(fresh)
+        front += fresh
+    return False
+
+
+def differentiable(model: nn.Module) -> str | None:
+    """Why no gradient can be taken of this model; None where one can."""
+    if any(p.device.type == "meta" for p in model.parameters()):
+        return "tensors on the meta device hold no numbers"
+    return None if any(p.is_floating_point() for p in model.parameters()) else "no floating point parameters"
+
+
+@contextmanager
+def held(subject: Subject) -> Iterator[Held]:
+    """Run the model once with gradients, in eval mode and with stand-ins for its parameters, and hold the graph.
+
+    Memory: all activations, until the end of the block. The model is left bit for bit as it was.
+    """
+    streams, padding = subject.anatomy.streams, padding_masks(subject.inputs)
+    seen = [_blocks(stream, Trunk(stream.feature_axis, padding)) for stream in streams]
+    layers, sources = _Layers(), _Sources(subject)
+    handlers: dict[OpSite, Handler] = {add.site: add for blocks in seen for block in blocks for add in block.adds}
+    with untouched(subject.model), stand_ins(subject.model):
+        with wrapped_forwards(subject.model, layers.around if not streams else _plain):
+            watched = watch(subject.model, subject.inputs, handlers, grad=True, place=sources.place)
+        target = next((t for t in floats(watched.output) if t.requires_grad and t.numel() and t.dim()), None)
+        found = [_chain(stream, blocks, watched) for stream, blocks in zip(streams, seen, strict=True)]
+        if not streams and target is not None:
+            found.append((layers.chain(target), []))
+        yield Held(
+            chains=tuple(chain for chain, _ in found if chain.steps),
+            output=watched.output,
+            source=sources.first,
+            target=None if target is None else State.of(target, Trunk(-1)),
+            skipped=tuple(skip for _, skips in found for skip in skips),
+        )
+
+
+class _Add(Handler):
+    """The sum after one add, and the trunk before it where it is the first of its stream."""
+
+    def __init__(self, branch: Branch, trunk: Trunk, first: bool) -> None:
+        self.site, self.operand, self.trunk, self.first = branch.add, branch.trunk, trunk, first
+        self.entry: State | None = None
+        self.state: State | None = None
+        self.write: GradientEdge | None = None
+        self._output: Tensor | None = None
+
+    def before(self, arguments: Any) -> None:
+        operands = [value for value in arguments.values() if isinstance(value, Tensor)]
+        if self.first and len(operands) == 2 and operands[1 - self.operand].requires_grad:
+            self.entry = State.of(operands[self.operand], self.trunk)
+            self.write = get_gradient_edge(operands[1 - self.operand])
+
+    def after(self, arguments: Any, output: Any) -> None:
+        self._output = output
+
+    def settled(self) -> None:
+        output, self._output = self._output, None
+        self.state = None if output is None else State.of(output, self.trunk)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One run of a block: its first add where the stream begins with it, and its last."""
+
+    name: str
+    execution: int
+    adds: tuple[_Add, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a block, with its writes to one stream."""
+
+    name: str
+    execution: int
+    branches: tuple[Branch, ...]
+
+
+def blocks_of(stream: Stream) -> list[Run]:
+    """The runs of blocks of a stream in order; a block that is run again counts anew."""
+    found: list[Run] = []
+    runs: dict[str, int] = {}
+    for (name, _), group in groupby(stream.branches, key=lambda branch: (branch.block, branch.add.execution)):
+        found.append(Run(name, runs.get(name, 0), tuple(group)))
+        runs[name] = runs.get(name, 0) + 1
+    return found
+
+
+def _blocks(stream: Stream, trunk: Trunk) -> list[_Block]:
+    blocks: list[_Block] = []
+    for run in blocks_of(stream):
+        first, last = run.branches[0], run.branches[-1]
+        ends = [_Add(last, trunk, not blocks and first.add == last.add)]
+        if not blocks and first.add != last.add:
+            ends.insert(0, _Add(first, trunk, True))
+        blocks.append(_Block(run.name, run.execution, tuple(ends)))
+    return blocks
+
+
+def _chain(stream: Stream, blocks: Sequence[_Block], watched: Watched) -> tuple[Chain, list[Skipped]]:
+    first = blocks[0].adds[0]
+    entry = first.entry
+    if entry is not None and not depends(first.write, entry.edge):
+        entry = None  # a copy of what the branch reads, or scaled
+    states = [entry, *(block.adds[-1].state for block in blocks)]
+    steps, skipped = [], []
+    for block, (start, end) in zip(blocks, pairwise(states), strict=True):
+        if start is not None and end is not None:
+            steps.append(Step(block.name, block.execution, start, end))
+            continue
+        why = watched.reason(block.adds[-1].site) or watched.reason(first.site)
+        if why is None:
+            why = "what enters it is not seen: the first add has a copy or a multiple of it"
+            why = why if block is blocks[0] and end is not None else "autograd does not know the stream there"
+        skipped.append(Skipped(what=f"block {block.name} of the residual stream {stream.name}", why=why))
+    return Chain(stream.name, tuple(steps)), skipped
+
+
+class _Sources:
+    """Gives the first input a gradient where it is floating point."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.first: State | None = None
+        leaves = [leaf for leaf in pytree.tree_leaves(split(subject.inputs)) if isinstance(leaf, Tensor)]
+        self.wanted = bool(leaves) and leaves[0].is_floating_point()
+
+    def place(self, tensor: Tensor) -> Tensor:
+        if not self.wanted:
+            return tensor
+        self.wanted = False
+        tracked = tensor.detach().requires_grad_().clone()  # no leaf: a forward may write into it
+        self.first = State.of(tracked, Trunk(-1))
+        return tracked
+
+
+class _Layers:
+    """Keeps what goes into every layer, that is, every module without others inside that holds a matrix."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, State]] = []
+        self.runs: dict[str, int] = {}
+
+    def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        matrices = any(p is not None and p.dim() > 1 for p in module._parameters.values())
+        if matrices and not list(module.children()):
+            x = next(iter(floats((args, kwargs))), None)
+            state = None if x is None or not x.requires_grad else State.of(x, Trunk(-1))
+            if state is not None:
+                self.seen.append((path, self.runs.get(path, 0), state))
+            self.runs[path] = self.runs.get(path, 0) + 1
+        return forward(*args, **kwargs)
+
+    def chain(self, target: Tensor) -> Chain:
+        """The layers that follow from each other; from the input of one to the input of the next."""
+        end = State.of(target, Trunk(-1))
+        states = [*(state for _, _, state in self.seen), end]
+        steps = [
+            Step(path, run, start, following)
+            for (path, run, start), following in zip(self.seen, states[1:], strict=True)
+            if following is not None and depends(following.edge, start.edge)
+        ]
+        return Chain(".", tuple(steps))
+
+
+def _plain(path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return forward(*args, **kwargs)

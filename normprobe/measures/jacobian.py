@@ -1,0 +1,113 @@
+"""Mean squared singular value of the Jacobian of every block, of the whole stack, and of the model's output."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from normprobe.measures.chains import Chain, Held, State, depends, differentiable, held
+from normprobe.measures.extra import Extra, Subject
+from normprobe.records import Basis, Skipped
+from normprobe.records.extras import ExtraName
+from normprobe.records.jacobian import BlockJacobian, ChainJacobian, JacobianMeasure, MeanSquare
+
+PROBES = 8
+
+
+class Jacobian(Extra):
+    """Mean squared singular value tr(JᵀJ) / n of Jacobians J [m, n] at the inputs that were given.
+
+    J leads from all n entries of one state (every token of every sample) to all m entries of another. For u with
+    independent entries ±1, E|Jᵀu|² = tr(JJᵀ) = tr(JᵀJ), the same that E|Jv|² is for random v; products with Jᵀ need
+    one backward through the stretch between the two states, and every kernel that can be trained has them.
+    `value` is the mean of |Jᵀu|² / n over the probes, unbiased, and `standard_error` that of this mean. 1: lengths are
+    kept on average. The mean of ln σ² is what a depth multiplies; it is not larger than the logarithm of this mean.
+
+    Source: Pennington, Schoenholz & Ganguli 2017 (dynamical isometry); the trace: Hutchinson 1990.
+    """
+
+    name: ClassVar[ExtraName] = "jacobian"
+
+    def measure(self, subject: Subject) -> tuple[JacobianMeasure | None, tuple[Skipped, ...]]:
+        """One forward, and a backward through everything for each of `PROBES` probes, twice: blocks, and ends."""
+        why = differentiable(subject.model)
+        if why is not None:
+            return None, (Skipped(what="jacobian", why=why),)
+        with held(subject) as seen:
+            probes = _Probes(subject, sum(len(chain.steps) for chain in seen.chains))
+            try:
+                streams = tuple(_chain(chain, probes) for chain in seen.chains)
+                output = tuple(_output(seen, probes))
+            except (RuntimeError, NotImplementedError) as error:
+                why = f"autograd cannot differentiate the model: {type(error).__name__}: {error}"
+                return None, (*seen.skipped, Skipped(what="jacobian", why=why))
+        if not streams and not output:
+            none = Skipped(what="jacobian", why="no two states of the signal follow from each other")
+            return None, (*seen.skipped, none)
+        return JacobianMeasure(probes=PROBES, mode="reverse", streams=streams, output=output), seen.skipped
+
+
+class _Probes:
+    """Draws the probes and tells how far the measure is."""
+
+    def __init__(self, subject: Subject, blocks: int) -> None:
+        self.generator = torch.Generator().manual_seed(subject.seed)
+        self.tell, self.done, self.total = subject.tell, 0, blocks
+
+    def square(self, names: tuple[str, str], start: State, end: State) -> MeanSquare:
+        """Of the Jacobian from `start` to `end`."""
+        inputs = start.shape.numel()
+        found = [_squared(end, start, self._signs(end)) / inputs for _ in range(PROBES)]
+        spread = statistics.stdev(found) if all(map(math.isfinite, found)) else math.nan
+        return MeanSquare(
+            start=names[0],
+            end=names[1],
+            value=math.fsum(found) / PROBES,
+            standard_error=spread / math.sqrt(PROBES),
+            inputs=inputs,
+            outputs=end.shape.numel(),
+        )
+
+    def _signs(self, end: State) -> Tensor:
+        bits = torch.randint(0, 2, end.shape, generator=self.generator, dtype=torch.int8)
+        return (2 * bits - 1).to(end.device, end.dtype)
+
+    def block(self) -> None:
+        self.done += 1
+        self.tell("jacobian", self.done, self.total)
+
+
+def _squared(end: State, start: State, probe: Tensor) -> float:
+    """|Jᵀu|²; 0 where nothing leads from `start` to `end`."""
+    (found,) = torch.autograd.grad([end.edge], [start.edge], [probe], retain_graph=True, allow_unused=True)
+    return 0.0 if found is None else float(found.double().square().sum())
+
+
+def _chain(chain: Chain, probes: _Probes) -> ChainJacobian:
+    blocks = []
+    for step in chain.steps:
+        square = probes.square((f"before {step.block}", f"after {step.block}"), step.start, step.end)
+        blocks.append(BlockJacobian(block=step.block, execution=step.execution, square=square))
+        probes.block()
+    first, last = chain.steps[0], chain.steps[-1]
+    dtype = str(first.start.dtype).removeprefix("torch.")
+    return ChainJacobian(
+        stream=chain.name,
+        basis=Basis(unit="1", dtype=dtype, count=PROBES, exact=False),
+        blocks=tuple(blocks),
+        whole=probes.square((f"before {first.block}", f"after {last.block}"), first.start, last.end),
+    )
+
+
+def _output(seen: Held, probes: _Probes) -> Iterator[MeanSquare]:
+    if seen.target is None:
+        return
+    starts = [(f"before {chain.steps[0].block}", chain.steps[0].start) for chain in seen.chains]
+    for name, start in starts if seen.source is None else [("input", seen.source)]:
+        if depends(seen.target.edge, start.edge):
+            yield probes.square((name, "output"), start, seen.target)

@@ -1,0 +1,34 @@
+"""Leaves with a gradient in the place of a model's parameters, so that its own are never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+
+@contextmanager
+def stand_ins(model: nn.Module, values: Mapping[Tensor, Tensor] | None = None) -> Iterator[dict[str, Tensor]]:
+    """Put a fresh leaf with a gradient in the place of every floating point parameter, under all its names.
+
+    The old parameters come back with the state that `untouched` keeps, which must be open around this.
+
+    Args:
+        model: whose parameters are replaced.
+        values: by parameter, what its stand-in holds; others share the parameter's memory.
+
+    Yields:
+        The leaves by every name that `named_parameters` gives. Integer parameters and parameters of a class
+        of their own (quantised ones) stay; of these only those that require a gradient are among the leaves.
+    """
+    given = values or {}
+    leaves: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if type(parameter) is nn.Parameter and parameter.is_floating_point():
+                fresh = leaves.get(id(parameter))
+                if fresh is None:
+                    fresh = leaves[id(parameter)] = nn.Parameter(given.get(parameter, parameter).detach())
+                setattr(module, name, fresh)
+    yield {n: p for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}

@@ -1,0 +1,27 @@
+"""Tables of Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from normprobe.records import Measurements
+from normprobe.records.jacobian import MeanSquare
+from normprobe.report.tables.table import Table
+from normprobe.report.wording import number
+
+
+def make(measured: Measurements) -> Iterator[Table]:
+    """One table: the output, then every stream as a whole and block by block."""
+    found = measured.jacobian
+    if found is None:
+        return
+    rows = [_row(f"{square.start} to {square.end}", square) for square in found.output]
+    for chain in found.streams:
+        rows.append(_row(f"{chain.stream}, all blocks", chain.whole))
+        rows += [_row(one.block, one.square) for one in chain.blocks]
+    caption = f"mean squared singular value, 1 keeps lengths; {found.probes} random probes"
+    yield Table("Jacobians", caption, ("from input to output of", "mean σ²", "± standard error"), tuple(rows))
+
+
+def _row(place: str, square: MeanSquare) -> tuple[str, str, str]:
+    return place, number(square.value), number(square.standard_error)

@@ -1,0 +1,57 @@
+"""Rows that the measures on demand give to every form of the report."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from normprobe import probe
+from normprobe.report.render import document
+from tests.models import decoder
+
+
+@pytest.fixture(scope="module")
+def plain() -> nn.Module:
+    """Two orthogonal matrices times 1.5, which make every number known."""
+    layers = [nn.Linear(16, 16, bias=False) for _ in range(2)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, gain=1.5)
+    return nn.Sequential(*layers)
+
+
+def text_of(model: nn.Module, measure: str) -> str:
+    return document(probe(model, torch.randn(4, 16), measures=(measure,)).data, "markdown")
+
+
+def test_gain(plain: nn.Module) -> None:
+    text = text_of(plain, "gain")
+    assert "## Gain of ." in text
+    assert "forward 1.5^2 = 2.25; backward 1.5^2 = 2.25" in text
+    assert "| `1` | 1.5 | 1.5 |" in text
+
+
+def test_jacobian(plain: nn.Module) -> None:
+    text = text_of(plain, "jacobian")
+    assert "| `input to output` | 5.06 |" in text
+    assert "| `., all blocks` | 5.06 |" in text
+    assert "| `0` | 2.25 |" in text
+
+
+def test_smoothness(plain: nn.Module) -> None:
+    text = text_of(plain, "smoothness")
+    assert "the gradient changes by at most" in text
+    assert "| `0.0001 of ‖weights‖` |" in text
+
+
+def test_depth() -> None:
+    model, ids = decoder("pre")
+    found = probe(model, ids, measures=("depth",))
+    text = document(found.data, "markdown")
+    table = text.split("## Skipped branches")[1].split("## Readout by depth")[0]
+    told = [line.split("|")[1].strip(" `") for line in table.splitlines() if "blocks." in line]
+    measured = found.data.measurements.depth
+    assert measured is not None
+    ranked = sorted(measured.branches, key=lambda one: one.effect.kl or 0)
+    assert told == [f"{one.path} ({one.kind})" for one in ranked]
+    assert "| `blocks.1` |" in text.split("## Readout by depth")[1]
