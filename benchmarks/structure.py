@@ -14,7 +14,6 @@ import cProfile
 import json
 import os
 import pstats
-import re
 import resource
 import statistics
 import subprocess
@@ -25,9 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- structure: begin -->", "<!-- structure: end -->"
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_section
+
 TOKENS = 128
 MOST_RATIO, MOST_GROWTH, MOST_MEMORY = 3.0, 2.3, 1.5  # times bare forward and building; 1000 / 500 blocks; GB
 CASES = {
@@ -217,17 +218,6 @@ def section(results: dict[str, dict[str, Any]], repeats: int) -> str:
     return "\n".join([how, "", *rows, "", limits, *([""] if missed else []), *(f"- missed: {m}" for m in missed)])
 
 
-def write(text: str) -> None:
-    """Put the section between the markers of the page; a page without them gets the section at its end."""
-    page = PAGE.read_text() if PAGE.exists() else "# Performance\n"
-    block = f"{BEGIN}\n{text}\n{END}"
-    if BEGIN in page:
-        page = re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)
-    else:
-        page = f"{page.rstrip()}\n\n## Structure\n\n{block}\n"
-    PAGE.write_text(page)
-
-
 def main() -> int:
     """Measure, print, write."""
     options = _options()
@@ -242,7 +232,7 @@ def main() -> int:
     text = section(results, options.repeats)
     print(text)
     if not options.no_write and not options.only:
-        write(text)
+        write_section("structure", "Structure", text)
     return 1 if misses(results) else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,18 +39,6 @@ def test_growth_with_depth_has_a_limit() -> None:
     results = {f"GPT-2, {n} blocks": structure.medians([run(t)]) for n, t in ((1000, 2.5), (500, 1.0))}
     assert structure.growth(results) == 2.5
     assert structure.misses(results)[-1] == "1000 blocks take 2.50 times as long as 500"
-
-
-def test_the_section_is_replaced_and_the_rest_of_the_page_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "performance.md"
-    page.write_text("# Performance\n\nbefore\n")
-    monkeypatch.setattr(structure, "PAGE", page)
-    structure.write("one")
-    page.write_text(page.read_text() + "\nafter\n")
-    structure.write("two \\1")
-    text = page.read_text()
-    assert "one" not in text
-    assert text.index("before") < text.index("## Structure") < text.index("two \\1") < text.index("after")
 
 
 def test_the_table_has_a_row_for_each_model() -> None:
