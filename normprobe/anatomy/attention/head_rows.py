@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from normprobe.anatomy.attention.sides import Side
 from normprobe.anatomy.flow.ops import base
-from normprobe.anatomy.flow.replay import ABSENT, replay
+from normprobe.anatomy.flow.replay import ABSENT, replay, signature
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.capture.leaves import replaced
-from normprobe.capture.trace import Node, Ref
+from normprobe.capture.trace import Node
 from normprobe.records import HeadRows
 
 _TOKENS = 512  # tokens of which each head's rows are looked at
@@ -55,7 +53,7 @@ def head_rows(flow: Flow, value: int, side: Side, features: int) -> Rows | str:
     output = flow.shape(side.projection.outputs[0])
     channels = 1 if base(side.projection.node.op) == "aten.convolution" else len(output) - 1
     for name, size, views in _weights(flow, side.projection, output[channels]):
-        key = ("head rows", size, _signature(flow, views), output, _signature(flow, moves), flow.shape(value), features)
+        key = ("head rows", size, signature(flow, views), output, signature(flow, moves), flow.shape(value), features)
         if key not in flow.memo:
             flow.memo[key] = _read(flow, size, views, (output, channels), moves, (flow.shape(value), features))
         if flow.memo[key] is not None:
@@ -106,23 +104,6 @@ def _features(flow: Flow, size: Shape, views: Views, width: int) -> tuple[int, T
         if bool((others == others[:1]).all()):
             return axis, row[0]
     return None
-
-
-def _signature(flow: Flow, views: Views) -> tuple[Any, ...]:
-    """Equal for two chains of views only if the same operations were given the same arguments, and equal indices."""
-
-    def content(ref: Ref) -> object:
-        about = flow.trace.values[ref.value]
-        if flow.levels.signal(ref.value) or about.dtype.is_floating_point:
-            return "%"
-        held = flow.statics.tensor(ref.value)
-        return ref if held is None else (about.shape, held.flatten().tolist())
-
-    rows = []
-    for node, place in views:
-        arguments = replaced((node.args, node.kwargs), content, of=Ref)
-        rows.append((node.op, repr(arguments), place))
-    return tuple(rows)
 
 
 def _ranges(rows: list[int]) -> Ranges:

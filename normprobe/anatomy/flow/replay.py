@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -46,3 +47,20 @@ def _other(flow: Flow, value: int, like: Tensor) -> Tensor | None:
     if about.dtype.is_floating_point:
         return torch.full((1,), ABSENT).to(like.dtype).expand(about.shape)
     return None if flow.levels.signal(value) else flow.statics.tensor(value)
+
+
+def signature(flow: Flow, views: Iterable[tuple[Node, int]]) -> tuple[Any, ...]:
+    """Equal for two chains of views only if the same operations were given the same arguments, and equal indices."""
+
+    def content(ref: Ref) -> object:
+        about = flow.trace.values[ref.value]
+        if flow.levels.signal(ref.value) or about.dtype.is_floating_point:
+            return "%"
+        held = flow.statics.tensor(ref.value)
+        return ref if held is None else (about.shape, held.flatten().tolist())
+
+    rows = []
+    for node, place in views:
+        arguments = replaced((node.args, node.kwargs), content, of=Ref)
+        rows.append((node.op, repr(arguments), place))
+    return tuple(rows)

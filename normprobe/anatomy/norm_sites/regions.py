@@ -12,6 +12,7 @@ from normprobe.anatomy.flow.steps import Flow, Step
 _INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE})
 _PRODUCTS = frozenset({"aten.mul", "aten.div", "aten.mul_", "aten.div_"})
+_ROOTS = frozenset({"aten.sqrt", "aten.rsqrt", "aten.pow", "aten.sqrt_", "aten.rsqrt_"})
 _MOST_STEPS, _MOST_CLOSINGS, _MOST_EXTENSIONS, _MOST_FACTORS = 30, 3, 5, 3
 
 
@@ -71,7 +72,7 @@ def _bounded(flow: Flow, step: Step) -> list[Region]:
 def _stored(flow: Flow, step: Step) -> list[Region]:
     """A factor that comes from buffers, with what is subtracted before it."""
     value, steps = step.inputs[0], {step.id}
-    if not any(flow.levels.buffers(v) for v in step.statics) or flow.shape(value) != flow.shape(step.outputs[0]):
+    if not any(_root_of_buffer(flow, v) for v in step.statics) or flow.shape(value) != flow.shape(step.outputs[0]):
         return []
     found = [Region(value, step.outputs[0], frozenset(steps), step)]
     maker = flow.made_by(value)
@@ -79,6 +80,21 @@ def _stored(flow: Flow, step: Step) -> list[Region]:
         longer = Region(maker.inputs[0], step.outputs[0], frozenset({*steps, maker.id}), step)
         found = [longer, *found] if not _leaks(flow, longer) else found
     return found
+
+
+def _root_of_buffer(flow: Flow, value: int) -> bool:
+    """Whether a factor of one number a channel comes from a buffer by way of a square root."""
+    if sum(n > 1 for n in flow.shape(value)) > 1 or not flow.levels.buffers(value):
+        return False
+    todo, seen = [value], {value}
+    while todo:
+        node = flow.trace.producer(todo.pop())
+        if base(node.op) in _ROOTS:
+            return True
+        fresh = [v for v in node.inputs if v not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return False
 
 
 def _closings(flow: Flow, last: Step) -> Iterator[Region]:

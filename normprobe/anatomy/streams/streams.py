@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normprobe.anatomy.attention.ops import AttentionOp
 from normprobe.anatomy.flow.ops import LIGHT, Role
-from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.replay import replay, signature
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import light_chain
 from normprobe.anatomy.streams.blocks import stream_name
@@ -133,7 +133,17 @@ def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
             if step.role is Role.MOVE:
                 moves.append((step, step.outputs.index(value)))
             value = next((v for v in step.inputs if flow.producer.get(v, -1) in reading.part.core), step.inputs[0])
-        found = _followed(flow, step, moves) if step is not None and step.role is Role.MATMUL else None
+        found = None
+        if step is not None and step.role is Role.MATMUL:
+            key = (
+                "feature axis",
+                step.node.op,
+                flow.shape(step.outputs[0]),
+                signature(flow, ((s.node, k) for s, k in moves)),
+            )
+            if key not in flow.memo:
+                flow.memo[key] = _followed(flow, step, moves)
+            found = flow.memo[key]
         if found is not None:
             axes[found] += 1
     return max(axes, key=lambda axis: (axes[axis], axis == -1), default=-1)
