@@ -94,7 +94,8 @@ def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
         with _rejections(model), valueless_experts(model) as experts:
             trace = record(model, inputs)
         if experts is not None:
-            trace.notes.append(f"on the meta device experts ran as {experts}, since others read values")
+            need = "which needs no values of the router: the meta device has none"
+            trace.notes.append(f'experts ran in the implementation "{experts}", {need}')
         tell("identify", 0, 0)
         return read(model, trace)
 
@@ -194,6 +195,7 @@ def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[I
     if inputs is None:
         return inputs_from_config(model, batch=1, seed=seed, tokens=None)
     if not isinstance(inputs, str):
+        _refuse_empty(inputs)
         return inputs, "given by the caller: " + _shapes(inputs)
     if tokenizer is None:
         raise InputError("a text was given without a tokenizer", hint="pass tokenizer=…, or token ids as inputs")
@@ -207,6 +209,18 @@ def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[I
             hint="pass token ids as inputs",
         ) from error
     return encoded, f"text of {len(inputs)} characters: " + _shapes(encoded)
+
+
+def _refuse_empty(inputs: Any) -> None:
+    """Raise an InputError where no tensor among the inputs has an element: no signal passes the model."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if tensors and not any(map(Tensor.numel, tensors)):
+        raise InputError(
+            "the inputs are empty",
+            expected="tensors with at least one element",
+            found=_shapes(inputs),
+            hint="pass a batch of at least one example",
+        )
 
 
 def _shapes(inputs: Any) -> str:

@@ -90,6 +90,17 @@ def test_no_inputs_without_a_config() -> None:
         normprobe.probe(decoder("pre", layers=1)[0])
 
 
+def test_empty_inputs() -> None:
+    with pytest.raises(InputError, match="the inputs are empty\n  expected: tensors with at least one element"):
+        normprobe.probe(decoder("pre", layers=1)[0], ids()[:0])
+
+
+def test_the_summary_says_no_exponent_where_there_is_none() -> None:
+    text = str(normprobe.probe(decoder("pre", layers=1)[0], ids()))
+    assert " rms " in text
+    assert "exponent" not in text
+
+
 def test_inputs_that_the_model_rejects() -> None:
     model, _ = torch_encoder(True, False)
     with pytest.raises(InputError, match=r"the forward of TransformerEncoder raised\n  found: \w+: ") as caught:

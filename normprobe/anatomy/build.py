@@ -27,7 +27,7 @@ from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, st
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.trunks import Write
 from normprobe.capture.trace import Trace
-from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped, Stream
+from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     head = read_head(flow, value, model) if value is not None else None
     anatomy = Anatomy(
         norms=with_roles([*norms, *aside], streams, sites, flow),
-        streams=_unique_names([s.record for s in streams]),
+        streams=tuple(s.record for s in streams),
         attention=tuple(_crossed(site.record, op, streams) for site, op in zip(sites, attention, strict=True)),
         reparametrizations=(
             *find_reparametrizations(model, flow),
@@ -117,6 +117,7 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
         streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign), trunks))
+    streams = _unique_names(streams)
     return [_with_own_final(flow, stream, streams) for stream in streams]
 
 
@@ -154,10 +155,12 @@ def _crossing(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) 
     return frozenset[int]().union(*crossing)
 
 
-def _unique_names(streams: list[Stream]) -> tuple[Stream, ...]:
+def _unique_names(streams: Sequence[ReadStream]) -> list[ReadStream]:
     seen: dict[str, int] = {}
     named = []
     for stream in streams:
-        count = seen[stream.name] = seen.get(stream.name, 0) + 1
-        named.append(stream if count == 1 else stream.model_copy(update={"name": f"{stream.name}#{count}"}))
-    return tuple(named)
+        name = stream.record.name
+        count = seen[name] = seen.get(name, 0) + 1
+        told = name if count == 1 else f"{name}#{count}"
+        named.append(replace(stream, record=stream.record.model_copy(update={"name": told})))
+    return named

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from normprobe.records import AttentionSite, NormSpec
-from normprobe.report.wording import KINDS, number, plural
+from normprobe.report.places import joined
+from normprobe.report.wording import KINDS, number, plural, span
 
 _EPS = {"outside_sqrt": " outside the root", "clamp": " as a clamp", "scaled": " times the peak"}
 
@@ -23,11 +24,13 @@ def attention_facts(sites: Sequence[AttentionSite]) -> list[str]:
     """The distinct attention layouts: heads, head size, scale, QK-Norm, caps and windows."""
     groups: dict[str, list[AttentionSite]] = {}
     for site in sites:
-        groups.setdefault(_layout(site), []).append(site)
+        learned = "scale not constant" if site.scale is None else "learned scale"
+        alike = learned if site.scale_parameter else _scale([site])
+        groups.setdefault(_layout(site, alike), []).append(site)
     share = f" of {len(sites)}" if len(groups) > 1 else ""
     return [
-        f"{layout}{_windows(group)}" + (f" ({len(group)}{share} sites)" if share else "")
-        for layout, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+        f"{_layout(group[0], _scale(group))}{_windows(group)}" + (f" ({len(group)}{share} sites)" if share else "")
+        for group in sorted(groups.values(), key=lambda group: -len(group))
     ]
 
 
@@ -37,17 +40,25 @@ def _kind(norm: NormSpec) -> str:
     return ("frozen " if norm.frozen else "") + KINDS[norm.kind] + groups + eps
 
 
-def _layout(site: AttentionSite) -> str:
+def _layout(site: AttentionSite, scale: str) -> str:
     grouped = f" ({site.kv_heads} kv)" if site.kv_heads != site.heads else ""
-    scale = f"scale {number(site.scale)}" if site.scale is not None else "scale not constant"
     facts = (
         f"{'cross-' if site.cross else ''}attention {plural(site.heads, 'head')}{grouped} × {site.head_dim}",
-        scale + (f" ({site.scale_parameter})" if site.scale_parameter else ""),
+        scale,
         _qk_norm(site),
         f"soft-capped at {number(site.softcap)}" if site.softcap is not None else "",
         "sinks" if site.sinks else "",
     )
     return ", ".join(fact for fact in facts if fact)
+
+
+def _scale(sites: Sequence[AttentionSite]) -> str:
+    """The factor on the logits, its range where every layer has learned its own, and the parameters behind it."""
+    known = [site.scale for site in sites if site.scale is not None]
+    learned = [site.scale_parameter for site in sites if site.scale_parameter]
+    return (f"scale {span(known)}" if known else "scale not constant") + (
+        f" ({joined(learned, 60)})" if learned else ""
+    )
 
 
 def _windows(sites: Sequence[AttentionSite]) -> str:

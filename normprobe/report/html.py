@@ -10,6 +10,7 @@ from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
 from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
+from normprobe.report.streams import stream_title
 from normprobe.report.style import CSS
 from normprobe.report.svg import chart
 from normprobe.report.tables import Table, tables
@@ -101,7 +102,7 @@ def _anatomy(data: ReportData) -> Iterator[str]:
         yield '<p class="np-dim">no residual stream was found</p>'
     for stream in anatomy.streams:
         lines = "".join(f"<li>{_facts(line)}</li>" for line in stream_lines(anatomy, stream))
-        yield f"<p><code>{escape(stream.name)}</code></p><ul>{lines}</ul>"
+        yield f"<p><code>{escape(stream_title(data, stream.name))}</code></p><ul>{lines}</ul>"
     if leftover := leftover_facts(anatomy):
         yield f"<p>{_facts(leftover)}</p>"
 

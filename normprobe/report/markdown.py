@@ -11,6 +11,7 @@ from normprobe.report.overview import headline, leftover_facts, stream_facts, we
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.sparks import spark
+from normprobe.report.streams import stream_title
 from normprobe.report.tables import Table, tables
 from normprobe.report.verdict import verdict
 from normprobe.report.wording import mend_text, number, plural
@@ -44,7 +45,7 @@ def _lines(data: ReportData) -> Iterator[str]:
     yield "\n## Anatomy\n"
     for stream in data.anatomy.streams:
         facts = "; ".join(map(escape, stream_facts(data.anatomy, stream)))
-        yield f"- {code(stream.name)}: {facts}"
+        yield f"- {code(stream_title(data, stream.name))}: {facts}"
     yield from (f"- {escape(fact)}" for fact in leftover_facts(data.anatomy))
     if not data.anatomy.streams:
         yield "- no residual stream was found"

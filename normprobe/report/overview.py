@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from normprobe.records import Anatomy, Branch, Head, NormSite, ReportData, Stream
+from normprobe.records import Anatomy, Head, NormSite, ReportData, Stream
 from normprobe.report.facts import attention_facts, norm_kinds
+from normprobe.report.streams import (
+    factor_text,
+    final_norm_text,
+    path_facts,
+    placement_text,
+    reader_facts,
+    scale_facts,
+    size_text,
+)
 from normprobe.report.wording import BRANCHES, amount, listing, number, plural
-
-_PLACEMENTS = {
-    "pre": "pre-norm",
-    "post": "post-norm",
-    "sandwich": "sandwich norms",
-    "output": "output norms",
-    "deepnorm": "DeepNorm",
-    "preact": "pre-activation",
-    "postact": "post-activation",
-    "none": "no norm on the branches",
-    "unknown": "placement unknown",
-}
-
-_TOPOLOGIES = {
-    "reversible": "reversible: its branches read its twin stream",
-    "gated": "highway: gates scale the skips",
-    "long_skips": "earlier states are added again",
-}
 
 _UNTRAINED = re.compile(r"random weights\b|\d+ of \d+ tensors? not in the checkpoint\b")
 
@@ -71,10 +62,10 @@ def stream_lines(anatomy: Anatomy, stream: Stream) -> list[list[str]]:
     entry = [f"entry norm {stream.entry_norm}"] if stream.entry_norm else []
     build = [f"{size_text(stream)} ({kinds})" if kinds else size_text(stream), f"width {stream.width}"]
     lines = (
-        [placement_text(stream), *build, *_path(stream)],
-        [*norm_kinds(norms), *entry, final_norm_text(stream)],
+        [placement_text(anatomy, stream), *build, *path_facts(stream)],
+        [*norm_kinds(norms), *entry, final_norm_text(stream), *reader_facts(stream)],
         *([layout] for layout in attention_facts(sites)),
-        _scales(stream),
+        scale_facts(stream),
     )
     return [line for line in lines if line]
 
@@ -105,13 +96,9 @@ def _head(head: Head | None) -> list[str]:
         return []
     return [
         f"head {head.path}" + (f", tied to {head.tied_to}" if head.tied_to else ""),
-        *([f"logits × {_factor(head.logit_multiplier)}"] if head.logit_multiplier != 1.0 else []),
+        *([f"logits × {factor_text(head.logit_multiplier)}"] if head.logit_multiplier != 1.0 else []),
         *([f"logits soft-capped at {number(head.softcap)}"] if head.softcap is not None else []),
     ]
-
-
-def _factor(value: float | None) -> str:
-    return "a factor that is not one known number" if value is None else number(value)
 
 
 def owner(anatomy: Anatomy, path: str) -> Stream | None:
@@ -123,62 +110,6 @@ def owner(anatomy: Anatomy, path: str) -> Stream | None:
         if path == branch.block or path.startswith(f"{branch.block}.")
     ]
     return anatomy.streams[max(around)[1]] if around else None
-
-
-def placement_text(stream: Stream) -> str:
-    """Where the norms sit: `pre-norm`, `mixed placement (6 pre, 6 none)`."""
-    parallel = ", parallel branches" if stream.parallel else ""
-    if stream.placement == "mixed":
-        return f"mixed placement ({listing(branch.placement for branch in stream.branches)}){parallel}"
-    return _PLACEMENTS[stream.placement] + parallel
-
-
-def _path(stream: Stream) -> list[str]:
-    """What is unusual about the residual path, if anything."""
-    if stream.topology == "parallel_streams":
-        return [f"{stream.copies} parallel streams"]
-    return [_TOPOLOGIES[stream.topology]] if stream.topology in _TOPOLOGIES else []
-
-
-def size_text(stream: Stream) -> str:
-    """`30 blocks, 60 branches`."""
-    blocks = {branch.block for branch in stream.branches}
-    return f"{plural(len(blocks), 'block')}, {plural(len(stream.branches), 'branch', 'branches')}"
-
-
-def final_norm_text(stream: Stream) -> str:
-    """The final norm, that there is none, or that it could not be decided, with the reason."""
-    reason = f" ({stream.final_norm_reason})" if stream.final_norm_reason else ""
-    if stream.final_norm:
-        return f"final norm {stream.final_norm}"
-    if stream.needs_final_norm is None:
-        return f"final norm not decided{reason}"
-    return f"{'NO final norm' if stream.needs_final_norm else 'needs no final norm'}{reason}"
-
-
-def _scales(stream: Stream) -> list[str]:
-    skips = {branch.skip_scale for branch in stream.branches if branch.skip_scale != 1.0}
-    known = [skip for skip in skips if skip is not None]
-    spans = [*([_span(known)] if known else []), *(["not constant"] if None in skips else [])]
-    scales = {_branch_scale(branch) for branch in stream.branches if branch.branch_scale.kind != "none"}
-    start = stream.input_multiplier
-    return [
-        *([f"stream input × {_factor(start)}"] if start != 1.0 else []),
-        *([f"skip scale {', '.join(spans)}"] if spans else []),
-        *([f"branch scale {', '.join(sorted(scales))}"] if scales else []),
-    ]
-
-
-def _branch_scale(branch: Branch) -> str:
-    scale = branch.branch_scale
-    if scale.kind == "constant":
-        return number(scale.value) if scale.value is not None else "constant"
-    return "gated" if scale.kind == "gate" else f"learned per {scale.kind}"
-
-
-def _span(values: Iterable[float]) -> str:
-    low, high = min(values), max(values)
-    return number(low) if low == high else f"{number(low)}–{number(high)}"
 
 
 def _norm_paths(stream: Stream) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from normprobe.records import ReportData
 from normprobe.report.groups import finding_groups
-from normprobe.report.overview import final_norm_text, placement_text, size_text, weights_facts
+from normprobe.report.overview import weights_facts
 from normprobe.report.places import joined
+from normprobe.report.streams import final_norm_text, placement_text, size_text, stream_title
 from normprobe.report.verdict import verdict
 from normprobe.report.wording import ascii_only, number, plural
 
@@ -30,13 +33,14 @@ def _streams(data: ReportData) -> list[str]:
     measured = {one.stream: one for one in data.measurements.residual if one.states}
     lines = []
     for stream in data.anatomy.streams[:MOST_STREAMS]:
-        facts = (placement_text(stream), size_text(stream), final_norm_text(stream))
+        facts = (placement_text(data.anatomy, stream), size_text(stream), final_norm_text(stream))
         growth = ""
         if stream.name in measured:
             one = measured[stream.name]
             first, last = (number(one.states[end].rms_median) for end in (0, -1))
-            growth = f", rms {first} to {last} (exponent {one.growth.exponent:.2f})"
-        lines.append(f"  {stream.name}: {', '.join(facts)}{growth}")
+            exponent = one.growth.exponent
+            growth = f", rms {first} to {last}" + ("" if math.isnan(exponent) else f" (exponent {exponent:.2f})")
+        lines.append(f"  {stream_title(data, stream.name)}: {', '.join(facts)}{growth}")
     rest = len(data.anatomy.streams) - MOST_STREAMS
     return lines + ([f"  and {plural(rest, 'more stream')}"] if rest > 0 else [])
 

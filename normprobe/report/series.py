@@ -17,6 +17,7 @@ from normprobe.records import (
     StreamMeasure,
 )
 from normprobe.report.overview import owner
+from normprobe.report.streams import stream_title
 from normprobe.report.wording import number, plural
 
 Facts: TypeAlias = tuple[str, ...]
@@ -63,7 +64,7 @@ class Chart:
 
 def charts(data: ReportData) -> list[Chart]:
     """Every chart that the measurements allow; none for what was not measured."""
-    built = (_residual(data.measurements), _attention(data), _gradients(data.measurements))
+    built = (_residual(data), _attention(data), _gradients(data))
     return [chart for chart in built if chart.series]
 
 
@@ -80,19 +81,19 @@ def largest(values: Sequence[float]) -> int:
     return max(range(len(values)), key=lambda index: values[index])
 
 
-def _residual(measured: Measurements) -> Chart:
-    series = tuple(_stream(one) for one in measured.residual if one.states)
+def _residual(data: ReportData) -> Chart:
+    series = tuple(_stream(data, one) for one in data.measurements.residual if one.states)
     caption = "median token RMS after each write, log scale"
     return Chart("Residual growth", caption, series)
 
 
-def _stream(measure: StreamMeasure) -> Series:
+def _stream(data: ReportData, measure: StreamMeasure) -> Series:
     values = tuple(state.rms_median for state in measure.states)
     first = values[0]
     rooted = tuple(first * math.sqrt(write) for write in range(1, len(values) + 1))
     usable = math.isfinite(first) and first > 0
     return Series(
-        label=measure.stream,
+        label=stream_title(data, measure.stream),
         values=values,
         places=tuple(state.path for state in measure.states),
         step="write",
@@ -145,7 +146,7 @@ def _attention(data: ReportData) -> Chart:
     for measure in data.measurements.attention:
         stream = owner(data.anatomy, measure.path)
         if measure.heads:
-            groups.setdefault(stream.name if stream else "off the streams", []).append(measure)
+            groups.setdefault(stream_title(data, stream.name) if stream else "off the streams", []).append(measure)
     series = tuple(_logits(label, sites) for label, sites in groups.items())
     return Chart("Attention logits", "largest of any head at each site, after scale and mask", series)
 
@@ -209,8 +210,8 @@ def _spread(values: Sequence[float]) -> str:
     return ", ".join(filter(None, (" to ".join(ends), f"{broken} not finite" if broken else "")))
 
 
-def _gradients(measured: Measurements) -> Chart:
-    gradients = measured.gradients
+def _gradients(data: ReportData) -> Chart:
+    gradients = data.measurements.gradients
     caption = "L2 norm over each branch's parameters, log scale"
     if gradients is None:
         return Chart("Gradients", caption, ())
@@ -220,13 +221,13 @@ def _gradients(measured: Measurements) -> Chart:
         f"last to first branch ×{number(gradients.last_to_first)}",
         f"slope {number(gradients.slope)} a branch",
     )
-    return Chart("Gradients", caption, tuple(_gradient(measured, name, (summary,)) for name in names))
+    return Chart("Gradients", caption, tuple(_gradient(data, name, (summary,)) for name in names))
 
 
-def _gradient(measured: Measurements, stream: str, captions: tuple[Facts, ...]) -> Series:
-    branches = list(_branches(measured, stream))
+def _gradient(data: ReportData, stream: str, captions: tuple[Facts, ...]) -> Series:
+    branches = list(_branches(data.measurements, stream))
     return Series(
-        label=stream,
+        label=stream_title(data, stream),
         values=tuple(value for _, value in branches),
         places=tuple(path for path, _ in branches),
         step="branch",

@@ -16,6 +16,7 @@ from normprobe.report.overview import broken_output, headline, leftover_facts, s
 from normprobe.report.page import INDENT, MOST_STREAMS, Page, hanging
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import charts
+from normprobe.report.streams import stream_title
 from normprobe.report.tables import Table as Measured
 from normprobe.report.tables import tables
 from normprobe.report.verdict import verdict
@@ -77,7 +78,7 @@ def _anatomy(page: Page, data: ReportData) -> Iterator[RenderableType]:
     yield page.title("Anatomy", "" if anatomy.streams else "no residual stream was found")
     for stream in anatomy.streams[:MOST_STREAMS]:
         first, *further = stream_lines(anatomy, stream)
-        name = Text(page.fit(stream.name, page.width // 2), style="bold")
+        name = Text(page.fit(stream_title(data, stream.name), page.width // 2), style="bold")
         yield hanging(page.facts([name, *first], INDENT))
         for line in further:
             yield hanging(page.facts([_fact(page, fact) for fact in line], 2 * INDENT), 2 * INDENT)

@@ -68,6 +68,13 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def span(values: Iterable[float]) -> str:
+    """`0.6–0.707`, one number where all are the same."""
+    known = list(values)
+    ends = dict.fromkeys(number(end) for end in (min(known), max(known)))
+    return "–".join(ends)
+
+
 def amount(count: int) -> str:
     """A large count with a suffix: 8321, 135M, 1.24B."""
     for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M")):

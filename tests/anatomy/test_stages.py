@@ -61,7 +61,7 @@ def test_a_stream_that_leads_into_another_takes_no_norm_from_it() -> None:
     anatomy = anatomy_of(stages, torch.randn(2, 5, WIDTH))
     first, _ = anatomy.streams
     assert (first.final_norm, first.needs_final_norm) == (None, None)
-    assert first.final_norm_reason == "the stream . goes on from it"
+    assert first.final_norm_reason == "the stream .#2 goes on from it"
     assert {n.path: n.role for n in anatomy.norms}["3.norm"] == "post"
 
 

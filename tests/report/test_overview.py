@@ -21,6 +21,7 @@ from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.groups import finding_groups, skipped_groups
 from normprobe.report.overview import headline, leftover_facts, owner, stream_facts, stream_lines
 from normprobe.report.series import charts, largest
+from normprobe.report.streams import stream_title
 from tests.report import examples
 from tests.report.builders import norm, norms_of, site, stream
 
@@ -54,7 +55,7 @@ def test_mixed_placement_is_counted() -> None:
     one = stream("h", 2, placement="pre")
     mixed = one.branches[0].model_copy(update={"placement": "none"})
     one = one.model_copy(update={"placement": "mixed", "branches": (mixed, *one.branches[1:])})
-    assert "mixed placement (3 pre, 1 none)" in stream_facts(Anatomy(streams=(one,)), one)
+    assert "mixed placement (3 pre-norm, 1 without norms)" in stream_facts(Anatomy(streams=(one,)), one)
 
 
 def test_scales_other_than_one_are_said() -> None:
@@ -66,9 +67,51 @@ def test_scales_other_than_one_are_said() -> None:
     )
     one = one.model_copy(update={"branches": branches})
     facts = stream_facts(Anatomy(streams=(one,)), one)
-    assert "stream input × a factor that is not one known number" in facts
+    assert "stream input × a factor that is learned or not known without weights" in facts
     assert "skip scale 1.5, not constant" in facts
     assert "branch scale 0.22, gated" in facts
+
+
+def test_constant_scales_are_one_range_on_both_sides() -> None:
+    one = stream("h", 1)
+    branches = tuple(
+        branch.model_copy(update={"branch_scale": BranchScale(kind="constant", value=value), "skip_scale": skip})
+        for branch, value, skip in zip(one.branches, (0.6, 0.707), (0.8, 0.707), strict=True)
+    )
+    one = one.model_copy(update={"branches": branches})
+    facts = stream_facts(Anatomy(streams=(one,)), one)
+    assert "skip scale 0.707–0.8" in facts
+    assert "branch scale 0.6–0.707" in facts
+
+
+def test_norms_between_the_weights_of_a_branch_are_said_to_be_inside() -> None:
+    one = stream("h", 2, placement="none", kinds=("conv",), final=None)
+    bare = [branch.model_copy(update={"pre_norm": None}) for branch in one.branches]
+    normed = bare[0].model_copy(update={"parameters": ("h.0.c.weight", "h.0.n.weight")})
+    anatomy = Anatomy(norms=(norm("h.0.n", role="inner", weight="h.0.n.weight"),))
+    none, some, all_ = ({"branches": tuple(b)} for b in (bare, [normed, bare[1]], [normed, normed]))
+    assert "no norm on the branches" in stream_facts(anatomy, one.model_copy(update=none))
+    assert "norms inside 1 of 2 branches" in stream_facts(anatomy, one.model_copy(update=some))
+    assert "norms inside the branches" in stream_facts(anatomy, one.model_copy(update=all_))
+
+
+def test_blocks_are_not_counted_where_no_module_tells_them_apart() -> None:
+    one = stream("h", 1)
+    rooted = tuple(branch.model_copy(update={"block": "."}) for branch in one.branches)
+    facts = stream_facts(Anatomy(), one.model_copy(update={"branches": rooted}))
+    assert "2 branches (1 attention, 1 MLP)" in facts
+
+
+def test_other_readers_of_the_stream_are_said() -> None:
+    raw, normed = (stream("h", 2, raw_readers=("h2", "out.1"), placement=kind) for kind in ("pre", "post"))
+    assert "also read without a norm by h2, out.1" in stream_facts(Anatomy(), raw)
+    assert "also read by h2, out.1" in stream_facts(Anatomy(), normed)
+
+
+def test_a_stream_of_no_container_is_called_by_the_class() -> None:
+    data = ReportData(target=Target.model_validate({"class": "Net"}))
+    assert [stream_title(data, name) for name in (".", ".#2", "h")] == ["Net", "Net#2", "h"]
+    assert stream_title(ReportData(), ".") == "the model"
 
 
 def test_different_norms_are_counted() -> None:
@@ -90,6 +133,8 @@ def test_attention_layouts() -> None:
     assert "QK-Norm L2Norm on an unknown axis on q only" in attention_facts([site("a", qk_norm=lone)])[0]
     windows = [site("a", window=64), site("b"), site("c")]
     assert attention_facts(windows)[0].endswith("window 64 at 1 of 3")
+    own = [site(f"h.{i}.a", scale=8.0 + i, scale_parameter=f"h.{i}.a.t") for i in range(3)]
+    assert attention_facts(own) == ["attention 9 heads (3 kv) × 64, scale 8–10 (h.0–2.a.t), no QK-Norm"]
     learned = site("a", scale=None, scale_parameter="tau")
     assert "scale not constant (tau)" in attention_facts([learned])[0]
 

@@ -1,0 +1,111 @@
+"""A residual stream in words: its name, its size, where its norms sit, how it ends, its scales."""
+
+from __future__ import annotations
+
+from normprobe.records import Anatomy, Branch, ReportData, Stream
+from normprobe.report.places import joined
+from normprobe.report.wording import listing, number, plural, span
+
+_PLACEMENTS = {
+    "pre": "pre-norm",
+    "post": "post-norm",
+    "sandwich": "sandwich norms",
+    "output": "output norms",
+    "deepnorm": "DeepNorm",
+    "preact": "pre-activation",
+    "postact": "post-activation",
+    "none": "no norm on the branches",
+    "unknown": "placement unknown",
+}
+_OF_SEVERAL = {"none": "without norms", "unknown": "unknown"}
+
+_TOPOLOGIES = {
+    "reversible": "reversible: its branches read its twin stream",
+    "gated": "highway: gates scale the skips",
+    "long_skips": "earlier states are added again",
+}
+
+
+def stream_title(data: ReportData, name: str) -> str:
+    """The name of a stream for a reader: one that no container holds is called by the class of the model."""
+    root, sign, which = name.partition("#")
+    return (data.target.class_name or "the model") + sign + which if root == "." else name
+
+
+def placement_text(anatomy: Anatomy, stream: Stream) -> str:
+    """Where the norms sit: `pre-norm`, `mixed placement (6 pre-norm, 6 without norms)`."""
+    parallel = ", parallel branches" if stream.parallel else ""
+    if stream.placement == "mixed":
+        words = (_OF_SEVERAL.get(branch.placement) or _PLACEMENTS[branch.placement] for branch in stream.branches)
+        return f"mixed placement ({listing(words)}){parallel}"
+    inside = sum(_normed_inside(anatomy, branch) for branch in stream.branches) if stream.placement == "none" else 0
+    if inside:
+        which = "the" if inside == len(stream.branches) else f"{inside} of {len(stream.branches)}"
+        return f"norms inside {which} branches{parallel}"
+    return _PLACEMENTS[stream.placement] + parallel
+
+
+def _normed_inside(anatomy: Anatomy, branch: Branch) -> bool:
+    """Whether a branch has norms between its weights."""
+    used = set(branch.parameters)
+    return any({norm.weight, norm.bias} & used for norm in anatomy.norms if norm.role == "inner")
+
+
+def path_facts(stream: Stream) -> list[str]:
+    """What is unusual about the residual path, if anything."""
+    if stream.topology == "parallel_streams":
+        return [f"{stream.copies} parallel streams"]
+    return [_TOPOLOGIES[stream.topology]] if stream.topology in _TOPOLOGIES else []
+
+
+def size_text(stream: Stream) -> str:
+    """`30 blocks, 60 branches`; without the blocks where the modules do not tell them apart."""
+    blocks = {branch.block for branch in stream.branches}
+    branches = plural(len(stream.branches), "branch", "branches")
+    return branches if "." in blocks else f"{plural(len(blocks), 'block')}, {branches}"
+
+
+def final_norm_text(stream: Stream) -> str:
+    """The final norm, that there is none, or that it could not be decided, with the reason."""
+    reason = f" ({stream.final_norm_reason})" if stream.final_norm_reason else ""
+    if stream.final_norm:
+        return f"final norm {stream.final_norm}"
+    if stream.needs_final_norm is None:
+        return f"final norm not decided{reason}"
+    return f"{'NO final norm' if stream.needs_final_norm else 'needs no final norm'}{reason}"
+
+
+def reader_facts(stream: Stream) -> list[str]:
+    """Who else reads the stream's end: without a norm, except where the last write is normed itself."""
+    raw = "" if stream.placement in ("post", "deepnorm") else "without a norm "
+    return [f"also read {raw}by {joined(stream.raw_readers, 60)}"] if stream.raw_readers else []
+
+
+def scale_facts(stream: Stream) -> list[str]:
+    """The factors on the stream's source, on the skips and on the branches, where there are any."""
+    skips = {branch.skip_scale for branch in stream.branches if branch.skip_scale != 1.0}
+    known = [skip for skip in skips if skip is not None]
+    spans = [*([span(known)] if known else []), *(["not constant"] if None in skips else [])]
+    scales = _branch_scales(stream)
+    start = stream.input_multiplier
+    return [
+        *([f"stream input × {factor_text(start)}"] if start != 1.0 else []),
+        *([f"skip scale {', '.join(spans)}"] if spans else []),
+        *([f"branch scale {', '.join(scales)}"] if scales else []),
+    ]
+
+
+def factor_text(value: float | None) -> str:
+    """A factor, or that it could not be told."""
+    return "a factor that is learned or not known without weights" if value is None else number(value)
+
+
+def _branch_scales(stream: Stream) -> list[str]:
+    scales = [branch.branch_scale for branch in stream.branches]
+    constants = [scale.value for scale in scales if scale.kind == "constant" and scale.value is not None]
+    words = {
+        "constant" if scale.kind == "constant" else "gated" if scale.kind == "gate" else f"learned per {scale.kind}"
+        for scale in scales
+        if scale.kind != "none" and not (scale.kind == "constant" and scale.value is not None)
+    }
+    return [*([span(constants)] if constants else []), *sorted(words)]
