@@ -47,7 +47,7 @@ def invoke(
         args, kwargs = pytree.tree_map_only(Tensor, place, (args, kwargs))
     if "use_cache" not in kwargs and _accepts_cache_flag(model):
         kwargs["use_cache"] = False
-    return (run or model)(*args, **kwargs)
+    return (model if run is None else run)(*args, **kwargs)
 
 
 def refuse_lazy(model: nn.Module) -> None:

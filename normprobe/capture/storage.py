@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -67,6 +68,12 @@ def storage_of(tensor: Tensor) -> UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def held_tensor(model: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of a model by its name; script modules hold theirs without `get_parameter`."""
+    tensor: Tensor = attrgetter(name)(model)
+    return tensor
 
 
 def inner_tensors(tensor: Any) -> list[Tensor]:

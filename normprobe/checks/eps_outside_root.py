@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import number
+from normprobe.checks.base import Unit, limit, number
 from normprobe.checks.each_norm import EachNormCheck
 from normprobe.records import Finding, NormSite, ReportData, Severity
 
 ROOTED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})
+_SMALL = 1e-2  # an RMS below which activations seldom are
 
 
 @final
@@ -23,7 +24,8 @@ class EpsOutsideRoot(EachNormCheck):
     The place of eps, found by shrinking the input of a copy of the norm and watching where its output stops
     being normalised. A layer, RMS, batch, group or instance norm divides by √(v + eps). Found instead: √v +
     eps (`outside_sqrt`), max(√v, eps) (`clamp`), or an eps that is multiplied by the row's squared peak
-    (`scaled`). The value is eps itself.
+    (`scaled`). The value is eps itself. An eps so small that both places give the same float32 numbers at any
+    RMS that activations have is none.
 
     ## Why it matters
 
@@ -53,11 +55,20 @@ class EpsOutsideRoot(EachNormCheck):
 
     code, name, severity, since = "NP101", "eps-outside-root", Severity.WARNING, "0.1.0"
 
+    rounding: float = limit(
+        2.0**-24,
+        unit=Unit.RATIO,
+        source="IEEE 754-2019, binary32: half a unit in the last place; taken at an RMS of 0.01, a choice: half that "
+        "of embeddings drawn with standard deviation 0.02",
+    )
+
     def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
         """One finding where eps was found elsewhere than inside the root."""
         if norm.eps_placement == "unknown" or norm.kind == "unknown":
             return "the place of eps could not be told"
         if norm.kind not in ROOTED or norm.eps_placement not in ("outside_sqrt", "clamp", "scaled"):
+            return None
+        if norm.eps_placement != "scaled" and norm.eps is not None and self._nil(norm.eps, norm.eps_placement):
             return None
         return self.finding(
             norm.path,
@@ -65,6 +76,10 @@ class EpsOutsideRoot(EachNormCheck):
             value=norm.eps,
             source="Ioffe & Szegedy 2015, algorithm 1; torch.nn.RMSNorm",
         )
+
+    def _nil(self, eps: float, placement: str) -> bool:
+        """Whether eps does nothing to any realistic activation, wherever it is added."""
+        return eps > 0 and not self.exceeds(abs(_factor(eps, placement, _SMALL) - 1), self.rounding)
 
     @staticmethod
     def _message(norm: NormSite) -> str:
@@ -76,8 +91,13 @@ class EpsOutsideRoot(EachNormCheck):
         if norm.eps is None or not norm.eps > 0:
             return text
         rms = math.sqrt(norm.eps)
-        factor = math.sqrt(2) * rms / (rms + norm.eps if norm.eps_placement == "outside_sqrt" else max(rms, norm.eps))
+        factor = _factor(norm.eps, norm.eps_placement, rms)
         return (
             f"{text}: with {eps}, a port with eps inside the root differs by a factor of {number(factor)} "
             f"at an input RMS of {number(rms)}"
         )
+
+
+def _factor(eps: float, placement: str, rms: float) -> float:
+    """By how much outputs change where eps moves into the root."""
+    return math.sqrt(rms**2 + eps) / (rms + eps if placement == "outside_sqrt" else max(rms, eps))

@@ -32,7 +32,8 @@ class HalfPrecisionReduction(EachNormCheck):
 
     ## What to do
 
-    Cast to float32 before the squares and back after the division (`UpcastNorms`), or use a fused norm
+    Cast to float32 before the squares and back after the division (`UpcastNorms`, where the norm is a module
+    of its own without running statistics), or use a fused norm
     (torch.nn.LayerNorm, torch.nn.RMSNorm).
 
     ## When to ignore it
@@ -57,13 +58,15 @@ class HalfPrecisionReduction(EachNormCheck):
         if norm.reduction != "input":
             return None
         seen = seen_by(norm, data)
-        return self.finding(
+        found = self.finding(
             norm.path,
             _consequence(seen),
             value=norm.reduction,
             source="Micikevicius et al. 2018, sec. 3.3",
             severity=_severity(seen.form),
         )
+        mendable = norm.module and not norm.batch_dependent  # there is a module whose forward can be wrapped
+        return found if mendable else found.model_copy(update={"fix": None})
 
 
 def _severity(form: Format | None) -> Severity:

@@ -14,7 +14,7 @@ from normprobe.cli.progress import progress
 from normprobe.cli.request import Request
 from normprobe.errors import SettingError
 from normprobe.report.files import check_place
-from normprobe.report.render import Format
+from normprobe.report.formats import Format
 from normprobe.report.report import Report
 from normprobe.report.verdict import verdict
 

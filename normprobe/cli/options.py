@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from normprobe.records.extras import EXTRA_NAMES
-from normprobe.report.render import Format
+from normprobe.report.formats import Format
 
 _WHAT, _RUN, _SHOW = "What to load", "What to measure", "What to show"
 

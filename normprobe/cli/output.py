@@ -11,18 +11,11 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from normprobe.cli.outcome import drop_stdout
-from normprobe.errors import NormprobeError, SettingError
+from normprobe.errors import NormprobeError
 from normprobe.report.files import write_whole
-from normprobe.report.render import Format, document, render, write_rich, write_text
+from normprobe.report.formats import Format, named_by
+from normprobe.report.render import document, render, write_rich, write_text
 from normprobe.report.report import Report
-
-_SUFFIXES = {
-    ".json": Format.JSON,
-    ".html": Format.HTML,
-    ".htm": Format.HTML,
-    ".md": Format.MARKDOWN,
-    ".txt": Format.RICH,
-}
 
 
 def pick(format: Format | None, out: Path | None) -> Format:
@@ -33,16 +26,9 @@ def pick(format: Format | None, out: Path | None) -> Format:
     """
     if format is not None:
         return format
-    if out is None or not out.suffix:
+    if out is None:
         return Format.RICH
-    if out.suffix.lower() not in _SUFFIXES:
-        raise SettingError(
-            f"--out {out}: no format of the suffix {out.suffix}",
-            expected=", ".join(_SUFFIXES),
-            found=out.suffix,
-            hint="--format says the form of a file with another suffix",
-        )
-    return _SUFFIXES[out.suffix.lower()]
+    return named_by(out, Format.RICH, f"--out {out}", "--format says the form of a file with another suffix")
 
 
 def deliver(report: Report, format: Format, out: Path | None) -> None:

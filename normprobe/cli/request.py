@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from normprobe.cli import options as opt
 from normprobe.errors import SettingError
 from normprobe.records import Level
-from normprobe.report.render import Format
+from normprobe.report.formats import Format
 
 if TYPE_CHECKING:
     from normprobe.targets import TargetOptions

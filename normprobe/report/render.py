@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from enum import Enum
 from typing import TextIO
 
 from rich.console import Console, RenderableType
 
 from normprobe.records import ReportData
-from normprobe.report import html, markdown
+from normprobe.report.formats import Format, content, rich_text
 from normprobe.report.report import Report
 from normprobe.report.terminal import TerminalReport
-
-FILE_WIDTH = 100
-
-
-class Format(str, Enum):
-    """The forms that a report can take."""
-
-    RICH = "rich"
-    JSON = "json"
-    HTML = "html"
-    MARKDOWN = "markdown"
 
 
 def render(report: Report | ReportData, format: Format | str = Format.RICH, stream: TextIO | None = None) -> None:
@@ -57,33 +44,13 @@ def document(report: Report | ReportData, format: Format | str) -> str:
     Raises:
         ValueError: `format` is none of these.
     """
-    data = _data(report)
-    match Format(format):
-        case Format.JSON:
-            return Report(data).to_json() + "\n"
-        case Format.HTML:
-            return html.page(data)
-        case Format.MARKDOWN:
-            return markdown.document(data)
-        case Format.RICH:
-            console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False)
-            return rich_text(TerminalReport(data), console)
+    return content(_data(report), Format(format))
 
 
 def write_rich(renderable: RenderableType, stream: TextIO) -> None:
     """Writes `renderable` with the colours and the width that `stream` has."""
     stream.write(rich_text(renderable, Console(file=stream)))
     stream.flush()
-
-
-def rich_text(renderable: RenderableType, console: Console) -> str:
-    """What `console` would print; lines end where their text ends when it is no terminal."""
-    with console.capture() as captured:
-        console.print(renderable)
-    text = captured.get()
-    if console.is_terminal:
-        return text
-    return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
 def write_text(text: str, stream: TextIO) -> None:

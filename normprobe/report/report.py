@@ -24,6 +24,7 @@ from normprobe.records import (
     Target,
 )
 from normprobe.report.files import write_whole
+from normprobe.report.formats import Format, content, named_by
 from normprobe.report.html import fragment
 from normprobe.report.plain import summary
 
@@ -124,16 +125,28 @@ class Report:
         """
         return self.data.model_dump_json(by_alias=True, indent=indent)
 
+    def to_html(self) -> str:
+        """The report as one HTML page that needs no other file."""
+        return content(self.data, Format.HTML)
+
+    def to_markdown(self) -> str:
+        """The report as Markdown."""
+        return content(self.data, Format.MARKDOWN)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the document as JSON; the file appears whole or not at all.
+        """Writes the report; the file appears whole or not at all.
 
         Args:
-            path: the file, in a folder that exists.
+            path: the file, in a folder that exists. Its suffix names the form: .json (or none) for the document that
+                `load` reads, .html, .md, or .txt for what a terminal shows.
 
         Raises:
+            SettingError: no form has that suffix.
             NormprobeError: it cannot be written there.
         """
-        write_whole(path, self.to_json() + "\n")
+        place = Path(path)
+        form = named_by(place, Format.JSON, f"cannot save to `{place}`", "report.to_json() gives the text to write")
+        write_whole(path, content(self.data, form))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:

@@ -136,6 +136,13 @@ def test_compiled_blocks_are_read_as_the_blocks() -> None:
     assert model[0] is compiled
 
 
+def test_the_norms_of_a_compiled_script_are_read() -> None:
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)))
+    (norm,) = normprobe.probe(scripted, X, level="structure").anatomy.norms
+    assert (norm.kind, norm.affine) == ("layernorm", "weight+bias")
+
+
 def test_a_scripted_model_is_read_as_far_as_its_operations_go() -> None:
     with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
         scripted = torch.jit.trace(residual(), X)

@@ -27,6 +27,17 @@ class Cached(nn.Module):
         return use_cache
 
 
+class Unsized(Echo):
+    def __len__(self) -> int:
+        raise TypeError("it has no length")
+
+
+def test_what_runs_in_the_place_of_a_model_need_not_be_true() -> None:
+    (given,), options = invoke(Cached(), X, run=Unsized())
+    assert torch.equal(given, X)
+    assert options == {"use_cache": False}
+
+
 @pytest.mark.parametrize(
     ("inputs", "args", "kwargs"),
     [

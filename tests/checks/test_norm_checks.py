@@ -49,6 +49,19 @@ def test_np101_leaves_kinds_alone_for_which_it_is_the_published_form(kind: str, 
     assert one("NP101", kind=kind, eps_placement=placement) is None
 
 
+@pytest.mark.parametrize("placement", ["outside_sqrt", "clamp"])
+def test_np101_passes_an_eps_that_changes_no_activation(placement: str) -> None:
+    assert one("NP101", eps_placement=placement, eps=1e-12) is None
+    assert one("NP101", eps_placement=placement, eps=1e-8) is not None
+
+
+@pytest.mark.parametrize("facts", [{"module": False}, {"kind": "batchnorm", "batch_dependent": True}, {}])
+def test_np106_offers_its_mend_where_it_applies(facts: dict[str, Any]) -> None:
+    found = one("NP106", reduction="input", **facts)
+    assert found is not None
+    assert found.fix == (None if facts else "UpcastNorms")
+
+
 @pytest.mark.parametrize("placement", ["inside_sqrt", "none"])
 def test_np101_passes_eps_inside(placement: str) -> None:
     assert one("NP101", eps_placement=placement) is None

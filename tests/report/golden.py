@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from normprobe.report.render import rich_text
+from normprobe.report.formats import rich_text
 from normprobe.report.terminal import TerminalReport
 from tests.report import examples
 

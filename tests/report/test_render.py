@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from normprobe.report import svg
+from normprobe.report.formats import Format
 from normprobe.report.markdown import code, escape
-from normprobe.report.render import Format, document, render
+from normprobe.report.render import document, render
 from normprobe.report.report import Report
 from tests.report import examples
 

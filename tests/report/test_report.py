@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normprobe.errors import NormprobeError
+from normprobe.errors import NormprobeError, SettingError
 from normprobe.records import Finding, ReportData, Severity
 from normprobe.report.report import Report
 from tests.report import examples
@@ -29,6 +29,16 @@ def test_a_saved_report_is_read_back_without_loss(report: Report, tmp_path: Path
     assert again == report
     assert again.to_json() == report.to_json()
     assert repr(again) == repr(report)
+
+
+def test_the_suffix_names_the_form_of_a_saved_report(report: Report, tmp_path: Path) -> None:
+    texts = {"r.html": report.to_html(), "r.md": report.to_markdown(), "r.JSON": report.to_json() + "\n"}
+    for name, text in texts.items():
+        report.save(tmp_path / name)
+        assert (tmp_path / name).read_text(encoding="utf-8") == text
+    assert texts["r.html"].startswith("<!DOCTYPE html>")
+    with pytest.raises(SettingError, match=r"no format of the suffix \.pdf"):
+        report.save(tmp_path / "r.pdf")
 
 
 def test_non_finite_values_come_back_as_numbers(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from normprobe.records import Anatomy, Finding, ReportData, Severity, Skipped
-from normprobe.report.render import document, rich_text
+from normprobe.report.formats import rich_text
+from normprobe.report.render import document
 from normprobe.report.report import Report
 from normprobe.report.terminal import TerminalReport
 from tests.report import examples

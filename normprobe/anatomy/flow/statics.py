@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.ops import base
+from normprobe.capture.storage import held_tensor
 from normprobe.capture.trace import Node, Ref, Trace
 from normprobe.capture.writes import written, written_arguments
 
@@ -107,7 +108,7 @@ class Statics:
         if node.op == "normprobe.alias":  # the same memory, read after it was written through another view
             return found[node.inputs[0]]
         if node.op == "buffer":
-            buffer = self._model.get_buffer(node.name)
+            buffer = held_tensor(self._model, node.name)
             return None if buffer.is_meta or buffer.numel() > _LARGEST else buffer.detach().clone()
         if value in self._trace.held:
             return self._trace.held[value].clone()

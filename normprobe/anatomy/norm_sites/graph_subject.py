@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import ALIAS
 from normprobe.capture.leaves import tensors as tensors_in
-from normprobe.capture.storage import inner_tensors
+from normprobe.capture.storage import held_tensor, inner_tensors
 from normprobe.capture.trace import Node, Ref, Trace
 from normprobe.capture.writes import written
 from normprobe.errors import UnreadableAnatomyError
@@ -142,8 +142,7 @@ def _state(model: nn.Module, nodes: Sequence[Node]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for node in nodes:
         if node.op in ("parameter", "buffer"):
-            get = model.get_parameter if node.op == "parameter" else model.get_buffer
-            tensor = get(node.name).detach()
+            tensor = held_tensor(model, node.name).detach()
             if inner_tensors(tensor):
                 raise UnreadableAnatomyError("a part of a tensor of several parts belongs to the computation")
             state[node.name] = torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor

@@ -10,6 +10,7 @@ from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_mak
 from normprobe.anatomy.norm_sites.reparametrizations import directions
 from normprobe.anatomy.streams.parts import Part, by_sigmoid, control, enters
 from normprobe.anatomy.streams.trunks import Write, mixing
+from normprobe.capture.storage import held_tensor
 from normprobe.records import BranchScale
 
 _ALL = frozenset(Role)
@@ -146,7 +147,7 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
 
 def _learned(step: Step, model: nn.Module) -> BranchScale:
     name = step.parameters[-1]
-    parameter = model.get_parameter(name)
+    parameter = held_tensor(model, name)
     if parameter.numel() > 1:
         return BranchScale(kind="channel", parameter=name)
     value = None if parameter.device.type == "meta" else parameter.detach().item()
