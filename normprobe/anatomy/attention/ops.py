@@ -213,7 +213,7 @@ def _operands(flow: Flow, product: Step) -> tuple[int, int] | None:
 def _weighing(flow: Flow, softmax: Step) -> tuple[int, int] | None:
     """The values that the softmax's output weighs and the axis of their features, which is −2 where they are the first
     factor; None if no product of two signals follows."""
-    todo = list(softmax.outputs)
+    todo, seen = list(softmax.outputs), set(softmax.outputs)
     while todo:
         output = todo.pop()
         for step in first_readers(flow, output, None, _PASS_ON):
@@ -221,7 +221,9 @@ def _weighing(flow: Flow, softmax: Step) -> tuple[int, int] | None:
             if operands is not None:
                 first, second = operands
                 return (first, -2) if second in reached(flow, output, _PASS_ON) else (second, -1)
-            todo += step.outputs if _mixes_heads(flow, step) else ()
+            fresh = [v for v in step.outputs if v not in seen] if _mixes_heads(flow, step) else []
+            seen.update(fresh)
+            todo += fresh
     return None
 
 
