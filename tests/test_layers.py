@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"__main__"},
     {"cli"},
-    {"mending", "diffing"},
+    {"mending", "diffing", "sweeping", "verifying"},
     {"probing"},
     {"inputs"},
     {"report"},

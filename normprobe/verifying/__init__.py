@@ -1,0 +1,1 @@
+"""Six classic results, reproduced by normprobe's own measures on small models: a check of the installation."""
