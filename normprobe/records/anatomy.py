@@ -107,7 +107,12 @@ class OpSite(Record):
 
 
 class BranchScale(Record):
-    """Factor on the branch before it is added: a constant, or a learned scalar, channel vector or gate."""
+    """Factor on the branch before it is added: a constant, or a learned scalar, channel vector or gate.
+
+    Attributes:
+        value: what a constant or scalar multiplies by, all factors together; None where it is not one number.
+        parameter: a parameter that a learned factor is computed from.
+    """
 
     kind: Literal["none", "constant", "scalar", "channel", "gate"] = "none"
     value: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.f = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
         self.gate, self.share, self.merge = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH)), merge
+        self.size, self.sizes = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor([3.0, 4.0, 5.0]))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.merge(self, x, self.f(self.norm(x)))
@@ -70,3 +72,27 @@ def test_learned_and_gated_interpolation() -> None:
 def test_a_normed_interpolation_is_post_norm() -> None:
     stream = read(lambda b, x, y: nn.functional.normalize(torch.lerp(x, y, b.share), dim=-1))
     assert stream.placement == "post"
+
+
+@pytest.mark.parametrize(
+    ("merge", "value"),
+    [
+        (lambda b, x, y: x + torch.tanh(b.size) * y, math.tanh(0.5)),
+        (lambda b, x, y: x + b.size.exp() * y, math.exp(0.5)),
+        (lambda b, x, y: x + (3 * y) * b.size, 1.5),
+        (lambda b, x, y: x + y / b.size * 0.1, 0.2),
+        (lambda b, x, y: x + b.size * (b.sizes[1] * y), 2.0),
+        (lambda b, x, y: x + b.sizes[2] * y, 5.0),
+    ],
+    ids=["tanh", "exponential", "times a constant", "divided", "of two", "one of several"],
+)
+def test_a_learned_scalar_is_told_as_it_acts(merge: Merge, value: float) -> None:
+    stream = read(merge, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    assert [b.branch_scale.kind for b in stream.branches] == ["scalar"] * 3
+    assert [b.branch_scale.value for b in stream.branches] == pytest.approx([value] * 3)
+
+
+def test_a_learned_scalar_on_the_meta_device_has_no_value() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Block(lambda b, x, y: x + b.size.exp() * y) for _ in range(3)))
+    stream = only_stream(anatomy_of(model.to("meta"), torch.randn(2, 6, WIDTH)))
+    assert [(b.branch_scale.kind, b.branch_scale.value) for b in stream.branches] == [("scalar", None)] * 3

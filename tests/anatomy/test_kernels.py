@@ -143,3 +143,22 @@ def test_the_flow_goes_through_a_kernel_inside_a_forward() -> None:
     assert [(b.placement, b.pre_norm) for b in stream.branches] == [("pre", "1.norm"), ("pre", "2.norm")]
     assert {p for p in stream.branches[0].readers if "weight" in p} == {"1.gate.weight", "1.up.weight"}
     assert torch.autograd.Function.__dict__["apply"] is plain
+
+
+@torch.library.custom_op("normprobe_kernels::congruence", mutates_args=())
+def congruence(x: Tensor, weight: Tensor) -> Tensor:
+    """No recurrence, though there is a "gru" in its name."""
+    return torch.relu(x @ weight)
+
+
+def test_the_name_of_an_operation_of_another_library_tells_nothing() -> None:
+    class Congruent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.weight, self.out = nn.LayerNorm(8), nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(congruence(self.norm(x), self.weight))
+
+    (stream,) = anatomy_of(nn.Sequential(nn.Linear(8, 8), Congruent(), Congruent()), torch.randn(2, 3, 8)).streams
+    assert [branch.kind for branch in stream.branches] == ["mlp", "mlp"]

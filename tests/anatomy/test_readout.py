@@ -40,3 +40,23 @@ def test_factor_on_the_logits(
     assert head is not None
     assert head.logit_multiplier == pytest.approx(multiplier)
     assert head.softcap == softcap
+
+
+def test_a_stream_with_norms_on_its_sums_is_not_said_to_have_none() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.f = (
+                nn.LayerNorm(WIDTH),
+                nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            return x + self.f(x)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Block() for _ in range(4)), nn.Linear(WIDTH, 5))
+    (stream,) = anatomy_of(model, torch.randn(2, 3, WIDTH)).streams
+    assert [b.placement for b in stream.branches] == ["post", "post", "post", "none"]
+    assert stream.needs_final_norm is False
+    assert stream.final_norm_reason.startswith("the norms on its sums hold the stream down")

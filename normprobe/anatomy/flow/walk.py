@@ -42,8 +42,9 @@ def origin(flow: Flow, value: int) -> int:
     return flow.producer.get(last.value, -1)
 
 
-def constant_factor(flow: Flow, step: Step) -> float | None:
-    """The number that a scale step multiplies by, zeros of a mask apart; None where it is learned or not one number."""
+def constant_factor(flow: Flow, step: Step, learned: Callable[[int], float | None] | None = None) -> float | None:
+    """The number that a scale step multiplies by, zeros of a mask apart; None where it is not one number, or depends on
+    parameters and `learned`, which tells the number that such a value is now, is not given."""
     name = base(step.node.op)
     if name.startswith("aten.neg"):
         return -1.0
@@ -51,8 +52,9 @@ def constant_factor(flow: Flow, step: Step) -> float | None:
         return 2.0
     numbers = [float(a) for a in step.node.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
     for value in step.statics:
-        known = flow.statics.number(value) if flow.levels.of[value] is Level.STATIC else None
-        if known is None or flow.levels.parameters(value):
+        number = flow.statics.number if not flow.levels.parameters(value) else learned
+        known = number(value) if number is not None and flow.levels.of[value] is Level.STATIC else None
+        if known is None:
             return None
         numbers.append(known)
     if len(numbers) != 1:

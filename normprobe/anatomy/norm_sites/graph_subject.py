@@ -99,10 +99,18 @@ class StaticFunction:
         self._nodes = [n for n in self._nodes if n.id != trace.producer(value).id] + [trace.producer(value)]
         self._state = _state(model, self._nodes)
         self.parameters = frozenset(n.name for n in self._nodes if n.op == "parameter")
+        self._empty = any(held_tensor(model, n.name).is_meta for n in self._nodes if n.op in ("parameter", "buffer"))
 
     def start(self, seed: int) -> dict[str, Tensor]:
         """Random parameters and buffers."""
         return draw(self._state.items(), self.parameters, seed)
+
+    def now(self) -> Tensor | None:
+        """The value for the parameters and buffers that the model has; None where those are on the meta device."""
+        if self._empty:
+            return None
+        held = {n: t.double() if t.is_floating_point() else t for n, t in self._state.items()}
+        return self({name: tensor.cpu() for name, tensor in held.items()})
 
     def __call__(self, tensors: dict[str, Tensor]) -> Tensor:
         """The value for these parameters and buffers."""

@@ -61,6 +61,8 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     if hit is None:
         return None
     link, over, visited = hit
+    if not any(flow.steps[i].role in WEIGHTY for i in visited):
+        return None
     source, crossed, region = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
     part = make_part(flow, source, end, region)
     if not _carried(flow, source, part) or _filters(flow, part.region):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, slides
+from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, backward, pools
 from normprobe.anatomy.streams.parts import Part, enters
@@ -21,7 +21,7 @@ CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
 _ROUTING = frozenset({"aten.topk", "aten._grouped_mm"})
 _FIRST_CHOICE = frozenset({"aten.argmax", "aten.nonzero"})  # each token to one expert, gathered by expert
 _SCANS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp"})
-_RECURRENT = ("lstm", "gru", "rnn")
+_RECURRENT = ("lstm", "gru", "rnn")  # in the names of torch's own operations
 _LOOP = 5  # positions read one by one that make a loop
 
 
@@ -46,7 +46,7 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
         return "conv" if any(s.role is Role.MATMUL and s.parameters for s in steps) else "other"
     if names & _ROUTING or names >= _FIRST_CHOICE:
         return "moe"
-    if any(word in name for name in names for word in _RECURRENT):
+    if any(word in name for name in names if not foreign(name) for word in _RECURRENT):
         return "recurrent"
     convolves = any(_mixes_neighbours(flow, s) for s in steps)
     products = any(s.role is Role.MATMUL and not s.parameters and len(s.inputs) > 1 for s in steps)

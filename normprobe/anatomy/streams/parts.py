@@ -12,7 +12,7 @@ from normprobe.anatomy.flow.walk import light_chain
 
 _PRODUCTS = frozenset({REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_"})
 _BENDING = frozenset({Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION, Role.HEAVY})
-_BOUNDED = "sigmoid", "hardsigmoid"
+_BOUNDED = frozenset(f"aten.{n}" for n in ("sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_"))
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ def gate_of(flow: Flow, value: int) -> int | None:
 def _sigmoid(flow: Flow, value: int) -> int | None:
     *_, last = light_chain(flow, value)
     maker = flow.made_by(last.value)
-    bounded = maker is not None and maker.role is Role.ACT and any(word in maker.node.op for word in _BOUNDED)
-    return maker.id if maker is not None and bounded else None
+    return maker.id if maker is not None and base(maker.node.op) in _BOUNDED else None
 
 
 def bends(flow: Flow, region: frozenset[int]) -> bool:

@@ -111,7 +111,12 @@ def _elsewhere(flow: Flow, value: int, head_value: int, ancestors: frozenset[int
 
 def steps_behind(flow: Flow, value: int) -> frozenset[int]:
     """Ids of all steps that `value` was computed from."""
-    return frozenset(s.id for _, s in backward(flow, value, lambda step, v: step is None) if s is not None)
+    key = ("steps behind", value)
+    if key not in flow.memo:
+        steps = (s for _, s in backward(flow, value, lambda step, v: step is None) if s is not None)
+        flow.memo[key] = frozenset(s.id for s in steps)
+    found: frozenset[int] = flow.memo[key]
+    return found
 
 
 def head_value(flow: Flow, model: nn.Module) -> int | None:

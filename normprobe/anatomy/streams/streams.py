@@ -201,6 +201,12 @@ def _final_norm(
         return None, False, "the stream ends in an activation"
     if len(branches) == 1:
         return None, False, "a stream of one write"
+    if any(b.post_norm for b in branches) and not any(b.placement in _GROWING for b in branches):
+        return (
+            None,
+            False,
+            "the norms on its sums hold the stream down, but for what is written behind the last of them",
+        )
     if not any(b.placement in _GROWING for b in branches):
         return None, False, "no norm acts on this stream"
     if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 from torch import nn
 
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
+from normprobe.anatomy.norm_sites.graph_subject import StaticFunction
 from normprobe.anatomy.norm_sites.reparametrizations import directions
 from normprobe.anatomy.streams.parts import Part, by_sigmoid, control, enters
 from normprobe.anatomy.streams.trunks import Write, mixing
 from normprobe.capture.storage import held_tensor
+from normprobe.errors import UnreadableAnatomyError
 from normprobe.records import BranchScale
 
 _ALL = frozenset(Role)
@@ -130,14 +135,14 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
         if known is not None:
             constant *= abs(known)
         elif step.parameters:
-            found = _learned(step, model)
+            found = _times(found, _learned(flow, step, model))
         if len(step.inputs) != 1:
             break
         value = step.inputs[0]
     if step is not None and step.role is Role.MATMUL and found.parameter in step.parameters:
         found = BranchScale()  # the scales of a quantised weight
-    if found.kind == "none" and constant != 1.0:
-        return BranchScale(kind="constant", value=constant)
+    if constant != 1.0:
+        found = _times(found, BranchScale(kind="constant", value=constant))
     joins = step is not None and (step.role is Role.ADD or base(step.node.op) in ("aten.sum", "aten.stack"))
     if step is None or not joins or found.kind != "none" or step.id not in part.region:
         return found
@@ -145,12 +150,27 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
     return summands[0] if len({s.kind for s in summands}) == 1 else found
 
 
-def _learned(step: Step, model: nn.Module) -> BranchScale:
+def _times(found: BranchScale, more: BranchScale) -> BranchScale:
+    """Two factors as one: learned if one of them is, per channel if one of them is; its value where both have one."""
+    if found.kind == "none":
+        return more
+    value = None if found.value is None or more.value is None else found.value * more.value
+    if more.kind == "constant":
+        return found.model_copy(update={"value": value})
+    return (
+        found.model_copy(update={"value": value})
+        if found.kind == "channel"
+        else more.model_copy(update={"value": value})
+    )
+
+
+def _learned(flow: Flow, step: Step, model: nn.Module) -> BranchScale:
+    """A factor that depends on parameters: one number, with what it is now, or several."""
     name = step.parameters[-1]
-    parameter = held_tensor(model, name)
-    if parameter.numel() > 1:
+    factors = [v for v in step.statics if flow.levels.parameters(v)]
+    if held_tensor(model, name).numel() > 1 and any(math.prod(flow.shape(v)) > 1 for v in factors):
         return BranchScale(kind="channel", parameter=name)
-    value = None if parameter.device.type == "meta" else parameter.detach().item()
+    value = constant_factor(flow, step, partial(_now, flow, model))
     return BranchScale(kind="scalar", value=value, parameter=name)
 
 
@@ -169,6 +189,15 @@ def _excites(flow: Flow, step: Step, factor: int, part: Part) -> bool:
         seen.update(fresh)
         todo += fresh
     return False
+
+
+def _now(flow: Flow, model: nn.Module, value: int) -> float | None:
+    """The number that a value computed from parameters is with those that the model has; None on the meta device."""
+    try:
+        made = StaticFunction(model, flow.trace, flow.levels, value).now()
+    except UnreadableAnatomyError:
+        return None
+    return None if made is None or not bool((made == made.flatten()[:1]).all()) else float(made.flatten()[0])
 
 
 def _is_gate(flow: Flow, write: Write, part: Part, factor: int) -> bool:
