@@ -59,4 +59,30 @@ def test_a_stream_with_norms_on_its_sums_is_not_said_to_have_none() -> None:
     (stream,) = anatomy_of(model, torch.randn(2, 3, WIDTH)).streams
     assert [b.placement for b in stream.branches] == ["post", "post", "post", "none"]
     assert stream.needs_final_norm is False
-    assert stream.final_norm_reason.startswith("the norms on its sums hold the stream down")
+    assert stream.final_norm_reason.startswith("norms on its sums hold the stream down")
+
+
+def test_the_reader_behind_which_no_norm_comes_is_named() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([x[:, :1], self.norm(x)[:, 1:]], 1))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.f = (
+                nn.LayerNorm(WIDTH),
+                nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.f(self.norm(x))
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), Block(), Half())
+    (stream,) = anatomy_of(model, torch.randn(2, 3, WIDTH)).streams
+    assert (stream.final_norm, stream.needs_final_norm) == (None, True)
+    assert stream.final_norm_reason == "read without a norm by 3.head"

@@ -424,3 +424,25 @@ def test_why_rows_are_not_known_is_said() -> None:
     (skip,) = (s for s in report.skipped if "weight rows" in s.what)
     assert skip.what == "weight rows behind k at model.layers.0.self_attn and 1 more"
     assert "no single product" in skip.why
+
+
+class Unprojected(nn.Module):
+    """A decoder's block whose attention has no projection behind it."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.norm, self.fused = nn.LayerNorm(8), fused
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (part(y).view(*y.shape[:2], 2, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+        weighed = F.scaled_dot_product_attention(q, k, v) if self.fused else (q @ k.mT).softmax(-1) @ v
+        return x + weighed.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_queries_and_keys_write_nothing(fused: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Unprojected(fused), Unprojected(fused))
+    (stream,) = anatomy_of(model, torch.randn(2, 5, 8)).streams
+    assert [set(b.writers) for b in stream.branches] == [{f"{i}.v.weight", f"{i}.v.bias"} for i in (1, 2)]

@@ -77,14 +77,28 @@ def _composite(flow: Flow, step: Step) -> AttentionOp | None:
         ordinal=call.execution,
         execution=_execution(flow, call.parent),
     )
-    return _whole(flow, step, call.arguments, call.composite, site)
+    return _whole(flow, step, _arguments(flow, step), call.composite, site)
 
 
 def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
     """An attention kernel that was called directly."""
+    return _whole(flow, step, _arguments(flow, step), base(step.node.op), op_site(flow, step))
+
+
+def _arguments(flow: Flow, step: Step) -> dict[str, Any]:
+    """The arguments of an operation that is attention as a whole, by name."""
+    if step.group is not None:
+        return flow.trace.calls[step.call].arguments
     names = [argument.name for argument in step.node.function._schema.arguments]
-    arguments = dict(zip(names, step.node.args, strict=False)) | step.node.kwargs
-    return _whole(flow, step, arguments, base(step.node.op), op_site(flow, step))
+    return dict(zip(names, step.node.args, strict=False)) | step.node.kwargs
+
+
+def scaling(flow: Flow, step: Step) -> tuple[int, ...]:
+    """The inputs whose scale the outputs of a step without weights have: none of a softmax, the values of attention."""
+    if step.role is Role.SOFTMAX:
+        return ()
+    value = argument_value(_arguments(flow, step).get("value")) if step.role is Role.ATTENTION else None
+    return step.inputs if value is None else (value,)
 
 
 def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site: OpSite) -> AttentionOp | None:

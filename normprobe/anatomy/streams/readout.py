@@ -36,7 +36,8 @@ class Readout:
         norm: the first norm that every way to the head passes, else the first ones of ways that pass different norms
             (several heads with a norm each); one way to it has no weights. Empty if there is none.
         far: the same where weights come before it on all ways.
-        raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm.
+        raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm;
+            of any way where all of them pass one.
         beside: norms through which another returned tensor reads the stream, where the stream is returned raw first.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
     """
@@ -59,10 +60,11 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
         head = HeadWay(head.value, head.ancestors, frozenset())
     start = flow.producer.get(value, -1)
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
-    raw_way = _way(flow, value, head)
+    avoiding = _way(flow, value, head, norms)
+    raw_way = avoiding or _way(flow, value, head)
     norm: tuple[Step, ...] = ()
     far: tuple[Step, ...] = ()
-    if raw_way is not None and _way(flow, value, head, norms) is None:
+    if raw_way is not None and avoiding is None:
         near = reached(flow, value, _NEAR)
         shared = [n for n in norms if _way(flow, value, head, [n]) is None]
         passed = shared or [s for s in first_readers(flow, value, None, _ALL_BUT_NORMS) if s in norms]
@@ -85,13 +87,13 @@ def _way(flow: Flow, value: int, head: HeadWay, barriers: Sequence[Step] = ()) -
     """The first reader on some way from `value` to the head, or into another stream's cross-attention, that avoids
     `barriers`; None if there is no such way."""
     todo: list[tuple[int, str | None]] = [(value, None)]
-    seen = {value}
+    seen, barred = {value}, {barrier.id for barrier in barriers}
     while todo:
         current, reader = todo.pop()
         if current == head.value:
             return reader or flow.outputs.get(head.value, "output")
         for step in flow.readers(current):
-            if step.id not in head.ancestors or step in barriers:
+            if step.id not in head.ancestors or step.id in barred:
                 continue
             first = reader if reader is not None or step.role in _OPEN else flow.path(step)
             if step.id in head.foreign and step.role not in _OPEN and step.role is not Role.NORM:

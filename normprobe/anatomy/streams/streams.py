@@ -25,6 +25,7 @@ from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 
 _KEEPING = LIGHT | {Role.NORM, Role.ACT, Role.GATE}  # steps that keep the layout, and views, which can be followed
+_HELD = "norms on its sums hold the stream down, but for what is written behind the last of them"
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
 
@@ -201,14 +202,8 @@ def _final_norm(
         return None, False, "the stream ends in an activation"
     if len(branches) == 1:
         return None, False, "a stream of one write"
-    if any(b.post_norm for b in branches) and not any(b.placement in _GROWING for b in branches):
-        return (
-            None,
-            False,
-            "the norms on its sums hold the stream down, but for what is written behind the last of them",
-        )
     if not any(b.placement in _GROWING for b in branches):
-        return None, False, "no norm acts on this stream"
+        return None, False, _HELD if any(b.post_norm for b in branches) else "no norm acts on this stream"
     if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):
         return None, False, "the norms on this stream are batch norms on what its branches write"
     if out.far:

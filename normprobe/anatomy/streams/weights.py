@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import nn
 
+from normprobe.anatomy.attention.ops import scaling
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
@@ -69,7 +70,7 @@ def writers(flow: Flow, part: Part, model: nn.Module) -> tuple[str, ...]:
                 idle = {p for v in step.statics for p in directions(model, flow, v)}
                 found += [p for p in step.parameters if p not in idle]
                 continue
-            fresh = [v for v in step.inputs if v not in seen]
+            fresh = [v for v in scaling(flow, step) if v not in seen]
             seen.update(fresh)
             todo += fresh
     return tuple(dict.fromkeys(found))
