@@ -109,7 +109,7 @@ class Excited(nn.Module):
 
 @pytest.mark.parametrize(
     ("constant", "gain", "kind", "value"),
-    [(1.0, None, "none", None), (0.5, None, "constant", 0.5), (1.0, 0.25, "scalar", 0.25), (2.0, 0.25, "scalar", 0.25)],
+    [(1.0, None, "none", None), (0.5, None, "constant", 0.5), (1.0, 0.25, "scalar", 0.25), (2.0, 0.25, "scalar", 0.5)],
 )
 def test_squeeze_and_excitation_is_part_of_the_branch_and_no_scale_on_it(
     constant: float, gain: float | None, kind: str, value: float | None

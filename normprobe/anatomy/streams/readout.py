@@ -66,7 +66,8 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     far: tuple[Step, ...] = ()
     if raw_way is not None and avoiding is None:
         near = reached(flow, value, _NEAR)
-        shared = [n for n in norms if _way(flow, value, head, [n]) is None]
+        narrow = _passed_by_all(flow, value, head)
+        shared = [n for n in norms if n.id in narrow]
         passed = shared or [s for s in first_readers(flow, value, None, _ALL_BUT_NORMS) if s in norms]
         norm = tuple(n for n in passed if not near.isdisjoint(n.inputs))
         norm, far = norm[:1] if shared else norm, () if norm else tuple(passed[:1])
@@ -102,6 +103,30 @@ def _way(flow: Flow, value: int, head: HeadWay, barriers: Sequence[Step] = ()) -
             seen.update(fresh)
             todo += [(v, first) for v in fresh]
     return None
+
+
+def _passed_by_all(flow: Flow, value: int, head: HeadWay) -> set[int]:
+    """Ids of the steps that every way passes which `_way` goes: nothing made before such a step is read behind it."""
+    live, furthest, found = {value}, _last_read(flow, value, head), set[int]()
+    for index in sorted(i for i in head.ancestors if i > flow.producer.get(value, -1)):
+        step = flow.steps[index]
+        if live.isdisjoint(step.inputs):
+            continue
+        if furthest <= index:
+            found.add(index)
+        if index in head.foreign and step.role not in _OPEN and step.role is not Role.NORM:  # a way ends here
+            furthest = len(flow.steps)
+            continue
+        live.update(step.outputs)
+        furthest = max(furthest, *(_last_read(flow, v, head) for v in step.outputs))
+    return found
+
+
+def _last_read(flow: Flow, value: int, head: HeadWay) -> int:
+    """The id of the last step on ways to the head that reads `value`; one behind all for what the head itself is."""
+    if value == head.value:
+        return len(flow.steps)
+    return max((s.id for s in flow.readers(value) if s.id in head.ancestors), default=-1)
 
 
 def _elsewhere(flow: Flow, value: int, head_value: int, ancestors: frozenset[int]) -> tuple[str, ...]:
