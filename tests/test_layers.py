@@ -31,7 +31,7 @@ LAYERS = (
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 # The order inside a unit that has sub-packages, top to bottom.
-INNER = {"anatomy": ("build", "roles", "streams", "attention", "norm_sites", "flow")}
+INNER = {"anatomy": ("build", "weights", "roles", "streams", "attention", "norm_sites", "flow")}
 # Units of their own, and what they may import.
 ASIDE = {"targets": {"inputs", "records", "errors", "version"}, "demo": set()}
 ABOVE_ASIDE = {"cli", "__main__"}

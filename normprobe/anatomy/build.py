@@ -26,6 +26,7 @@ from normprobe.anatomy.streams.kinds import branch_kind
 from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.trunks import Write
+from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
 
@@ -64,6 +65,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
             *find_unused_reparametrizations(model, trace),
         ),
         head=head,
+        weights=find_weights(flow, streams, head),
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *_unknown_rows(sites)))

@@ -13,6 +13,7 @@ from normprobe.records.anatomy import (
     QKNorm,
     Reparametrization,
     Stream,
+    WeightSite,
 )
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
@@ -70,4 +71,5 @@ __all__ = [
     "StreamMeasure",
     "StreamState",
     "Target",
+    "WeightSite",
 ]

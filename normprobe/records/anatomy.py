@@ -41,6 +41,20 @@ BranchKind = Literal[
     "conv",
     "other",
 ]
+WeightRole = Literal["reader", "writer", "inner", "embedding", "head", "other"]
+Follower = Literal[
+    "relu",
+    "leaky_relu",
+    "gelu",
+    "silu",
+    "tanh",
+    "sigmoid",
+    "softmax",
+    "gate",
+    "norm",
+    "none",
+    "unknown",
+]
 
 
 class NormSpec(Record):
@@ -242,6 +256,38 @@ class Head(Record):
     tied_to: str | None = None
 
 
+class WeightSite(Record):
+    """One weight and the first product, convolution or lookup that uses it. A tied weight is listed once.
+
+    Attributes:
+        parameter: its name.
+        roles: `reader` and `writer` of a branch, `inner` between them, `embedding` on the way into a stream,
+            `head` for the readout, else `other`; a tied weight has several.
+        stream: index of the stream that it belongs to in `Anatomy.streams`, `branch` that of the branch there.
+        shape: of the parameter.
+        fan_in: how many inputs each output sums over; 1 for a lookup. Of a convolution the channels of one group
+            times the places of the kernel.
+        fan_out: how many outputs each input reaches, with the places of the kernel; the width for a lookup.
+        output_axis: axis of the parameter that numbers the output features.
+        kind: `experts` where some axes number independent matrices.
+        followed_by: what the product passes first besides biases, views, casts and constant factors; an activation
+            that consists of several operations is told by what they compute together.
+        site: where it is used first.
+    """
+
+    parameter: str
+    roles: tuple[WeightRole, ...]
+    stream: int | None = None
+    branch: int | None = None
+    shape: tuple[int, ...]
+    fan_in: int
+    fan_out: int
+    output_axis: int
+    kind: Literal["linear", "conv", "embedding", "experts"]
+    followed_by: Follower = "unknown"
+    site: OpSite
+
+
 class Anatomy(Record):
     """Everything that was read from the recorded data flow."""
 
@@ -250,6 +296,7 @@ class Anatomy(Record):
     attention: tuple[AttentionSite, ...] = ()
     reparametrizations: tuple[Reparametrization, ...] = ()
     head: Head | None = None
+    weights: tuple[WeightSite, ...] = ()
 
     def norm(self, path: str) -> NormSite | None:
         """The norm at `path`, or None."""
