@@ -30,8 +30,9 @@ class Reads(nn.Module):
         (lambda head, x: head(x * 2) / 4, 0.5, None),
         (lambda head, x: 30 * (head(x) / 30).tanh(), 1.0, 30.0),
         (lambda head, x: 30 * (head(x * 0.5) / 30).tanh(), 0.5, 30.0),
+        (lambda head, x: 30 * nn.functional.hardtanh(head(x) / 30), 1.0, 30.0),
     ],
-    ids=["behind", "before", "around", "capped", "scaled and capped"],
+    ids=["behind", "before", "around", "capped", "scaled and capped", "clipped"],
 )
 def test_factor_on_the_logits(
     way: Callable[[nn.Module, Tensor], Tensor], multiplier: float, softcap: float | None
@@ -86,3 +87,12 @@ def test_the_reader_behind_which_no_norm_comes_is_named() -> None:
     (stream,) = anatomy_of(model, torch.randn(2, 3, WIDTH)).streams
     assert (stream.final_norm, stream.needs_final_norm) == (None, True)
     assert stream.final_norm_reason == "read without a norm by 3.head"
+
+
+def test_a_function_without_a_bound_is_no_soft_cap() -> None:
+    grows = Reads(lambda head, x: 30 * (head(x) / 30).clamp(-0.9, 0.9).atanh())
+    head = anatomy_of(grows, torch.randn(2, 3, WIDTH)).head
+    assert head is None or head.softcap is None
+    scores = Reads(lambda head, x: (5 * (x @ x.mT / 5).clamp(-0.9, 0.9).atanh()).softmax(-1) @ x)
+    (site,) = anatomy_of(scores, torch.randn(2, 3, WIDTH)).attention or (None,)
+    assert site is None or site.softcap is None

@@ -8,7 +8,7 @@ from typing import Any
 
 from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.attention.written import written_softmax
-from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.ops import CAPS, LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
 from normprobe.records import OpSite
@@ -177,7 +177,7 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
             return found
         if step.role is Role.SCALE:
             _scaled(flow, step, found)
-        elif step.role is Role.ACT and "tanh" in step.node.op:
+        elif base(step.node.op) in CAPS:
             found.after_tanh = found.factor
         value = step.inputs[0] if len(step.inputs) == 1 else _summand(flow, step, found)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
+from normprobe.anatomy.flow.ops import CAPS, LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, light_chain, reached
 from normprobe.records import Head
@@ -118,7 +118,7 @@ def _passed_by_all(flow: Flow, value: int, head: HeadWay) -> set[int]:
             furthest = len(flow.steps)
             continue
         live.update(step.outputs)
-        furthest = max(furthest, *(_last_read(flow, v, head) for v in step.outputs))
+        furthest = max([furthest, *(_last_read(flow, v, head) for v in step.outputs)])
     return found
 
 
@@ -174,7 +174,7 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
             if multiplier is not None:  # of c·tanh(m·x / c) it is m
                 multiplier = round(multiplier * _input_factor(flow, step) * (softcap or 1.0), 12)
             return Head(path=path, logit_multiplier=multiplier, softcap=softcap, tied_to=tied)
-        if step.role is Role.ACT and "tanh" in step.node.op and multiplier != 1.0:  # c·tanh(x / c); a bare one is none
+        if base(step.node.op) in CAPS and multiplier != 1.0:  # c·tanh(x / c); a bare one is none
             softcap, multiplier = multiplier, 1.0
         elif step.role not in LIGHT:
             return None
