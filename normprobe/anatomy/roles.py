@@ -10,7 +10,7 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams.branches import norm_path
 from normprobe.anatomy.streams.streams import ReadStream
 from normprobe.records import NormSite
-from normprobe.records.anatomy import NormRole
+from normprobe.records.norms import NormRole
 
 Mark = tuple[NormRole, str | None]
 

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from normprobe.records.anatomy import AffineForm
+from normprobe.records.norms import AffineForm
 
 MATCH = 2e-3  # of the largest gain; random gains are multiples of 1/128
 

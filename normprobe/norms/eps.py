@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normprobe.norms.fit import Fit
 from normprobe.norms.subject import Instance
-from normprobe.records.anatomy import EpsPlacement
+from normprobe.records.norms import EpsPlacement
 
 SPREAD = {torch.float64: 0.01, torch.float32: 0.01, torch.bfloat16: 0.08, torch.float16: 0.08}
 FLOOR = {torch.float64: 1e-140, torch.float32: 1e-17, torch.bfloat16: 1e-17, torch.float16: 1e-3}

@@ -10,7 +10,7 @@ from torch import Tensor
 from normprobe.norms.affine import MATCH, Affine, Match, describe, match
 from normprobe.norms.fit import Fit
 from normprobe.norms.layout import Layout
-from normprobe.records.anatomy import NormKind
+from normprobe.records.norms import NormKind
 
 FLAT = 1e-6  # relative range below which a gain is constant along an axis
 

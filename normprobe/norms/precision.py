@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normprobe.norms.fit import Fit
 from normprobe.norms.subject import Instance
-from normprobe.records.anatomy import Reduction, WeightMultiply
+from normprobe.records.norms import Reduction, WeightMultiply
 
 HALF = (torch.float16, torch.bfloat16)
 FUSED = frozenset(

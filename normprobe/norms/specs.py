@@ -15,7 +15,7 @@ from normprobe.norms.layout import Layout
 from normprobe.norms.module_subject import SIDE
 from normprobe.norms.subject import Instance, Subject
 from normprobe.records import NormSpec
-from normprobe.records.anatomy import Reduction, WeightMultiply
+from normprobe.records.norms import Reduction, WeightMultiply
 
 SEED = 1
 

@@ -14,7 +14,7 @@ from normprobe.norms.layout import Layout
 from normprobe.norms.specs import signed
 from normprobe.norms.subject import Instance, Subject
 from normprobe.records import NormSpec
-from normprobe.records.anatomy import AffineForm
+from normprobe.records.norms import AffineForm
 
 SEED = 1
 _CLOSE = 1e-3  # of the largest output

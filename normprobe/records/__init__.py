@@ -7,8 +7,6 @@ from normprobe.records.anatomy import (
     BranchScale,
     Head,
     HeadRows,
-    NormSite,
-    NormSpec,
     OpSite,
     QKNorm,
     Reparametrization,
@@ -30,6 +28,7 @@ from normprobe.records.measurements import (
     StreamMeasure,
     StreamState,
 )
+from normprobe.records.norms import NormSite, NormSpec
 from normprobe.records.report import (
     SCHEMA,
     Finding,
