@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from enum import Enum
 from pathlib import Path
-
-from rich.console import Console, RenderableType
+from typing import TYPE_CHECKING
 
 from normprobe.errors import SettingError
 from normprobe.records import ReportData
 from normprobe.report import html, markdown
-from normprobe.report.terminal import TerminalReport
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 FILE_WIDTH = 100
 
@@ -68,6 +69,10 @@ def content(data: ReportData, format: Format) -> str:
         case Format.MARKDOWN:
             return markdown.document(data)
         case Format.RICH:
+            from rich.console import Console  # draws a random number as it is imported, which a probe must not
+
+            from normprobe.report.terminal import TerminalReport
+
             console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False)
             return rich_text(TerminalReport(data), console)
 
