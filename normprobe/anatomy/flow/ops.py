@@ -38,8 +38,10 @@ WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 ALIAS = "normprobe.alias"  # a tensor read again after a part of it was written in place
 PIECE = "normprobe.piece"  # one tensor of a concatenation, taken out again as it went in
 REST = "normprobe.rest"  # x·(1 − w), what an interpolation lerp(x, y, w) keeps of x
+SPREADING = frozenset(f"aten.{n}" for n in ("scatter_add", "scatter_add_", "index_add", "index_add_"))
 _MOVES = frozenset(
     [
+        *SPREADING,
         ALIAS,
         PIECE,
         "aten.clone",
@@ -62,10 +64,12 @@ _MOVES = frozenset(
         "aten.index_put_",
         "aten._index_put_impl_",
         "aten.scatter",
+        "aten.scatter_",
         "aten.masked_fill",
         "aten.masked_fill_",
         "aten.where",
         "aten.masked_scatter",
+        "aten.masked_scatter_",
         "aten.native_dropout",
         "aten._unsafe_view",
         "aten.reshape",
@@ -77,6 +81,7 @@ _MOVES = frozenset(
         "aten.unfold",
         "aten._unsafe_index",
         "aten.index_copy",
+        "aten.index_copy_",
         "aten.masked_select",
         "aten.expand_copy",
         "aten.squeeze_copy",

@@ -45,7 +45,7 @@ def replay(flow: Flow, node: Node, tensor: Tensor, place: int) -> Tensor | None:
 def _other(flow: Flow, value: int, like: Tensor) -> Tensor | None:
     about = flow.trace.values[value]
     if about.dtype.is_floating_point:
-        return torch.full((1,), ABSENT).to(like.dtype).expand(about.shape)
+        return torch.full((), ABSENT).to(like.dtype).expand(about.shape)
     return None if flow.levels.signal(value) else flow.statics.tensor(value)
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import PIECE, REST, Role, base, classify, sums_squares
+from normprobe.anatomy.flow.ops import PIECE, REST, SPREADING, Role, base, classify, sums_squares
 from normprobe.anatomy.flow.pieces import pieces
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
 
 _PICKS = frozenset({"aten.index", "aten.index_select", "aten.gather"})
 _ACCUMULATING = frozenset({"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm"})
+_COPIES = frozenset({"aten.copy_", "aten.copy"})
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def build(trace: Trace, levels: Levels, statics: Statics, groups: Sequence[Group
 
 def _add_node(flow: Flow, node: Node) -> None:
     signals = frozenset(v for v in node.inputs if flow.levels.signal(v))
-    signals -= _masks(flow, node, signals)
+    signals -= _masks(flow, node, signals) | _overwritten(node, signals)
     if not signals:
         role = Role.SOURCE
     elif base(node.op) in _ACCUMULATING and len(signals) > 1 and _ref(node.args[0]) in signals:
@@ -115,6 +116,9 @@ def _add_node(flow: Flow, node: Node) -> None:
         return
     elif base(node.op) == "aten.addcmul" and _ref(node.args[0]) in signals and len(signals) > 1:
         _add_accumulating(flow, node, signals, Role.SCALE if len(signals) == 2 else Role.GATE)
+        return
+    elif base(node.op) in SPREADING and {_ref(node.args[0]), _ref(node.args[3])} <= signals:
+        _add_accumulating(flow, node, frozenset({_ref(node.args[3])}), Role.MOVE)
         return
     elif node.op == "aten.lerp.Tensor" and {_ref(a) for a in node.args[:2]} <= signals:
         _add_interpolation(flow, node, signals)
@@ -139,8 +143,15 @@ def _masks(flow: Flow, node: Node, signals: frozenset[int]) -> frozenset[int]:
     return frozenset({small}) if spread and flow.levels.raw(small) and not flow.levels.raw(large) else frozenset()
 
 
+def _overwritten(node: Node, signals: frozenset[int]) -> frozenset[int]:
+    """What a copy replaces as a whole by another signal."""
+    old, new = (_ref(node.args[0]), _ref(node.args[1])) if base(node.op) in _COPIES else (-1, -1)
+    return frozenset({old}) if new in signals and new != old else frozenset()
+
+
 def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int], role: Role = Role.MATMUL) -> None:
-    """`addmm(x, a, b)` or `addcmul(x, a, b)` with a signal `x` is a product and an add."""
+    """`addmm(x, a, b)` or `addcmul(x, a, b)` with a signal `x` is a product and an add; `index_add` of rows to `x` puts
+    them in their places and adds."""
     accumulator, product = _ref(node.args[0]), _extra(flow, node)
     factors = tuple(dict.fromkeys(v for v in node.inputs[1:] if v in signals))
     _append(flow, role, factors, (product,), node)

@@ -14,6 +14,7 @@ from normprobe.anatomy.flow.ops import WEIGHTY, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, make_part, region_to
+from normprobe.anatomy.streams.selections import latest
 from normprobe.anatomy.streams.trunks import Trunks, Way, Write, joins, mixture, projected, projections, states
 
 _ATTENDING = frozenset({Role.SOFTMAX, Role.ATTENTION})
@@ -30,25 +31,31 @@ _WAYS: tuple[tuple[int, Way], ...] = (
 
 
 def find_writes(flow: Flow) -> Trunks:
-    """All residual adds, and the sums of two states of one trunk, in order of time."""
+    """All residual adds, the sums of two states of one trunk and the choices between them, in order of time."""
     trunks = Trunks()
     for step in flow.steps:
-        if step.role is not Role.ADD or len(step.inputs) != 2:
-            continue
-        shape = flow.shape(step.outputs[0])
-        if any(flow.shape(v) != shape for v in step.inputs):
-            continue
-        later = joins(flow, step, trunks)
-        if later is not None:
-            trunks.merges[step.id] = later
-            continue
-        for trunk, way in _WAYS:
-            write = _match(flow, step, trunk, way, trunks)
-            if write is not None:
-                trunks.writes[step.id] = write
-                _uncross(flow, write, trunks.writes)
-                break
+        if step.role is Role.MOVE and len(step.inputs) > 1:
+            chosen = latest(flow, step, trunks)
+            if chosen is not None:
+                trunks.choices[step.id] = chosen
+        elif step.role is Role.ADD and len(step.inputs) == 2:
+            _read_sum(flow, step, trunks)
     return trunks
+
+
+def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
+    """Enter a sum where it is a residual add or a sum of two states; the trunk of an add has the sum's full shape."""
+    full = [flow.shape(v) == flow.shape(step.outputs[0]) for v in step.inputs]
+    later = joins(flow, step, trunks) if all(full) else None
+    if later is not None:
+        trunks.merges[step.id] = later
+        return
+    for trunk, way in _WAYS:
+        write = _match(flow, step, trunk, way, trunks) if full[trunk] and (all(full) or way != "projected") else None
+        if write is not None:
+            trunks.writes[step.id] = write
+            _uncross(flow, write, trunks.writes)
+            return
 
 
 def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Write | None:
@@ -69,7 +76,7 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         return None
     if way == "gated" and not _coupled(flow, side, end):
         return None
-    if way == "projected" and (projections(flow, side) & part.region or not bends(flow, part.region)):
+    if way == "projected" and (projections(flow, side) & part.region or not _deep(flow, part.region)):
         return None
     parts = tuple(_split(flow, source, part, trunks.writes))
     scale = None if link.factor is None else link.factor * operand_factor(step, side)
@@ -164,6 +171,12 @@ def _filters(flow: Flow, region: frozenset[int]) -> bool:
     """Whether a region is no more than a sliding mean of the trunk (which takes a series' trend off it)."""
     steps = [flow.steps[i] for i in region]
     return not any(s.role is Role.NORM or (s.role in WEIGHTY and not slides(s.node)) for s in steps)
+
+
+def _deep(flow: Flow, region: frozenset[int]) -> bool:
+    """Whether weights follow behind a non-linear step: a single layer is no branch beside a projection."""
+    first = next((i for i in sorted(region) if bends(flow, frozenset({i}))), None)
+    return first is not None and any(i >= first for i in _heavy(flow, region))
 
 
 def _coupled(flow: Flow, *sides: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.trunks import Trunks, Write, previous
 
@@ -15,7 +17,7 @@ def find_chains(flow: Flow, trunks: Trunks) -> list[list[Write]]:
     pyramid, a U-Net, a group of blocks), no part of one.
     """
     kept = {i: write for i, write in trunks.writes.items() if not _spans(flow, write, trunks)}
-    trunks = Trunks(kept, trunks.merges)
+    trunks = replace(trunks, writes=kept)
     accepted: list[list[Write]] = []
     taken: set[int] = set()
     inside: set[int] = set()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from normprobe.anatomy.flow.ops import LIGHT, Role
+from normprobe.anatomy.flow.ops import LIGHT, SPREADING, Role, base
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.parts import control
 from normprobe.anatomy.streams.trunks import MOST_COPIES, Trunks, Write, behind, copies, latest_stacked, mixed
@@ -38,14 +38,17 @@ def _topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> tuple[Topol
 
 
 def _spread(flow: Flow, write: Write) -> int:
-    """Over how many copies of the trunk the branch's result is spread: the trunk's size over that of the result."""
+    """Over how many copies of the trunk the branch spreads its result: the size of what it adds over that of the result
+    (what the sum itself spreads is one result for all tokens)."""
     value = write.whole.end
     while (step := flow.made_by(value)) is not None and step.id in write.whole.region:
         factor = control(flow, step, write.source, write.whole.region)
+        if base(step.node.op) in SPREADING:  # rows put in their places are no copies
+            break
         if step.role not in LIGHT and not (step.role is Role.GATE and factor is not None):
             break
         if len(step.inputs) > 1 and factor is None:
             break
         value = next(v for v in step.inputs if v != factor)
-    whole, part = math.prod(flow.shape(write.output)), math.prod(flow.shape(value))
+    whole, part = math.prod(flow.shape(write.whole.end)), math.prod(flow.shape(value))
     return whole // part if part and whole % part == 0 else 1

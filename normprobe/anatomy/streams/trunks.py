@@ -9,17 +9,14 @@ from typing import Literal
 
 import torch
 
-from normprobe.anatomy.flow.ops import ALIAS, LIGHT, Role, base
+from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, argument_value, light_chain, origin, pools
+from normprobe.anatomy.streams.moves import kept
 from normprobe.anatomy.streams.parts import Part, steering
 
 MOST_COPIES = 16
-_MOST = 0.75  # share of a concatenation that makes one part the trunk
-_INTO = frozenset(
-    {f"aten.{n}" for n in ("index_put", "index_put_", "slice_scatter", "select_scatter", "masked_scatter")}
-)
 _JOINS = frozenset({"aten.stack", "aten.cat"})
 Way = Literal["light", "projected", "gated", "mixed"]
 _State = tuple[Link, tuple[int, ...]]
@@ -64,11 +61,17 @@ class Write:
 
 @dataclass
 class Trunks:
-    """What is known of the trunks so far: the residual adds, and the sums of two states of one trunk with the later
-    state (a long skip, an average over depth)."""
+    """What is known of the trunks so far: the residual adds; the sums of two states of one trunk with the later state
+    (a long skip, an average over depth); and the choices between states of one trunk, element by element, with the
+    latest state (tokens that skip a block, rows written in place)."""
 
     writes: dict[int, Write] = field(default_factory=dict)
     merges: dict[int, int] = field(default_factory=dict)
+    choices: dict[int, int] = field(default_factory=dict)
+
+    def kept(self, flow: Flow, step: Step) -> int | None:
+        """The input that a step goes on from along the trunk."""
+        return self.choices[step.id] if step.id in self.choices else kept(flow, step)
 
 
 def states(
@@ -98,7 +101,7 @@ def states(
             over, value = (*over, maker.id), trunks.writes[maker.id].trunk_input
             continue
         summed = norms and maker.role is Role.NORM and origin(flow, maker.inputs[0]) in trunks.writes
-        on = maker.inputs[0] if summed else kept(flow, maker) if maker.role is Role.MOVE else None
+        on = maker.inputs[0] if summed else trunks.kept(flow, maker) if maker.role is Role.MOVE else None
         if on is None:
             on, outer = _unusual(flow, maker, trunks, gates, mixes), None
         if on is None:
@@ -250,37 +253,10 @@ def behind(flow: Flow, write: Write, trunks: Trunks) -> Iterator[Step]:
         if earlier is None and gates:
             earlier = gated(step, steering(flow, step))
         if earlier is None and step.role in passes:
-            earlier = step.inputs[0] if step.role is Role.NORM else kept(flow, step)
+            earlier = step.inputs[0] if step.role is Role.NORM else trunks.kept(flow, step)
         if earlier is None:
             return
         value = earlier
-
-
-def kept(flow: Flow, step: Step) -> int | None:
-    """The input that a step with one signal keeps; of several the one that others are written into a part of, or put
-    beside as a few more tokens."""
-    if len(step.inputs) == 1:
-        return step.inputs[0]
-    name = base(step.node.op)
-    if step.node.op == ALIAS or (name in _INTO and argument_value(step.node.args[0]) == step.inputs[0]):
-        return step.inputs[0]
-    largest = max(step.inputs, key=lambda v: math.prod(flow.shape(v)), default=-1)
-    if name == "aten.cat" and math.prod(flow.shape(largest)) >= _MOST * math.prod(flow.shape(step.outputs[0])):
-        return largest
-    return _rejoined(flow, step) if step.role is Role.MOVE and step.inputs else None
-
-
-def _rejoined(flow: Flow, step: Step) -> int | None:
-    """The value whose pieces `step` puts together again (the tokens of two streams, say); None where they come from
-    several, or pieces are left out."""
-    wholes: set[int] = set()
-    for value in step.inputs:
-        while (maker := flow.made_by(value)) is not None and maker.role is Role.MOVE and len(maker.inputs) == 1:
-            value = maker.inputs[0]
-        wholes.add(value)
-    whole = wholes.pop()
-    alike = math.prod(flow.shape(whole)) == math.prod(flow.shape(step.outputs[0]))
-    return whole if not wholes and alike else None
 
 
 def latest_stacked(flow: Flow, value: int) -> int:

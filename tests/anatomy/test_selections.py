@@ -1,0 +1,98 @@
+"""Trunks that go on through a choice of tokens, writes in place, rows added in their places and spread sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normprobe
+from tests.anatomy.reading import anatomy_of, only_stream
+
+WIDTH, TOKENS = 8, 6
+
+
+class Block(nn.Module):
+    """Parts of a pre-norm block, joined by `way`."""
+
+    def __init__(self, way: Callable[[Block, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.way = way
+        self.norm, self.route = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(self.norm(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+def routed(block: Block, x: Tensor) -> Tensor:
+    return torch.where(block.route(x) > 0, x + block.branch(x), x)
+
+
+def chosen(block: Block, x: Tensor) -> Tensor:
+    weight, index = block.route(x).sigmoid().topk(3, dim=1)
+    index = index.expand(-1, -1, WIDTH)
+    return x.scatter_add(1, index, weight * block.branch(x.gather(1, index)))
+
+
+def put_back(block: Block, x: Tensor) -> Tensor:
+    index = block.route(x).topk(3, dim=1).indices.expand(-1, -1, WIDTH)
+    picked = x.gather(1, index)
+    return x.scatter(1, index, picked + block.branch(picked))
+
+
+def masked(block: Block, x: Tensor) -> Tensor:
+    mask = torch.ones(x.shape[:2], dtype=torch.bool)
+    return x.masked_scatter(mask[..., None], x + block.branch(x))
+
+
+def sliced(block: Block, x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 1:] += block.branch(x)[:, 1:]
+    return x
+
+
+def copied(block: Block, x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:] = x + block.branch(x)
+    return x
+
+
+def spread(block: Block, x: Tensor) -> Tensor:
+    return x + block.branch(x.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("way", [routed, chosen, put_back, masked, sliced, copied, spread])
+def test_the_trunk_is_one_stream_and_its_raw_end_is_seen(way: Callable[[Block, Tensor], Tensor]) -> None:
+    model = nn.Sequential(*[Block(way) for _ in range(3)], nn.Linear(WIDTH, 5))
+    report = normprobe.probe(model, torch.randn(2, TOKENS, WIDTH), level="structure")
+    stream = only_stream(report.anatomy)
+    assert (stream.depth, stream.placement, stream.topology) == (3, "pre", "ordinary")
+    assert stream.branches[1].pre_norm == "1.norm"
+    assert "NP201" in {finding.code for finding in report.findings}
+
+
+def test_a_branch_masked_by_a_number_is_read() -> None:
+    def zeroed(block: Block, x: Tensor) -> Tensor:
+        return x + torch.where(block.route(x) > 0, block.branch(x), torch.zeros(()))
+
+    stream = only_stream(anatomy_of(nn.Sequential(*[Block(zeroed) for _ in range(2)]), torch.randn(2, TOKENS, WIDTH)))
+    assert stream.depth == 2
+
+
+def test_noise_with_a_predicted_size_is_no_branch() -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.log = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean = self.mean(x)
+            return mean + torch.randn_like(mean) * (0.5 * self.log(x)).exp()
+
+    assert not anatomy_of(nn.Sequential(Sampled(), nn.Linear(WIDTH, WIDTH)), torch.randn(2, WIDTH)).streams
