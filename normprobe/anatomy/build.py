@@ -21,7 +21,7 @@ from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_
 from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams.adds import find_writes
-from normprobe.anatomy.streams.chains import find_chains
+from normprobe.anatomy.streams.chains import find_chains, linked
 from normprobe.anatomy.streams.kinds import branch_kind
 from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
@@ -118,7 +118,8 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
     streams = []
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
-        streams.append(read_stream(flow, chain, attention, norms, model, HeadWay(head, behind, foreign), trunks))
+        way, alone = HeadWay(head, behind, foreign), not any(linked(flow, chain, other) for other in chains)
+        streams.append(read_stream(flow, chain, attention, norms, model, way, trunks, alone))
     streams = _unique_names(streams)
     return [_with_own_final(flow, stream, streams) for stream in streams]
 

@@ -96,3 +96,33 @@ def test_noise_with_a_predicted_size_is_no_branch() -> None:
             return mean + torch.randn_like(mean) * (0.5 * self.log(x)).exp()
 
     assert not anatomy_of(nn.Sequential(Sampled(), nn.Linear(WIDTH, WIDTH)), torch.randn(2, WIDTH)).streams
+
+
+def test_pieces_of_a_trunk_that_cannot_be_followed_are_not_said_to_need_no_norm() -> None:
+    def smaller(block: Block, x: Tensor) -> Tensor:
+        return torch.minimum(x + block.branch(x), x)
+
+    anatomy = anatomy_of(nn.Sequential(*[Block(smaller) for _ in range(2)]), torch.randn(2, TOKENS, WIDTH))
+    assert [s.depth for s in anatomy.streams] == [1, 1]
+    assert all(s.needs_final_norm is None and s.final_norm_reason for s in anatomy.streams)
+
+
+def test_a_branch_that_two_trunks_add_is_written_to_both() -> None:
+    class Dual(nn.Module):
+        """Post-norm blocks whose branches are also summed without norms; the sum is normed at the end."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+            self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(3)])
+            self.final = nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            summed = x
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                y = layer(x).relu()
+                summed, x = summed + y, norm(x + y)
+            return x + self.final(summed)
+
+    streams = anatomy_of(Dual(), torch.randn(2, TOKENS, WIDTH)).streams
+    assert [(s.depth, s.placement, s.final_norm) for s in streams] == [(3, "none", "final"), (3, "post", None)]

@@ -55,6 +55,7 @@ def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
         if write is not None:
             trunks.writes[step.id] = write
             _uncross(flow, write, trunks.writes)
+            _share(flow, write, trunks.writes)
             return
 
 
@@ -122,6 +123,16 @@ def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
                     other, source=link.value, whole=part, parts=parts, over=(), crossed=maker.id
                 )
             return
+
+
+def _share(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
+    """What is added to two trunks is one branch, and reads the one from which it parts last."""
+    same = [w for w in writes.values() if w.whole.end == write.whole.end]
+    reader = max(same, key=lambda w: flow.producer.get(w.source, -1))
+    for other in same:
+        if other.source != reader.source:
+            shared = replace(other, source=reader.source, whole=reader.whole, parts=reader.parts, over=())
+            writes[other.step.id] = shared
 
 
 def _common_source(

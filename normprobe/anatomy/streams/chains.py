@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.flow.walk import reached
 from normprobe.anatomy.streams.trunks import Trunks, Write, previous
+
+_BETWEEN = frozenset(Role) - WEIGHTY - {Role.POOL, Role.REDUCE}
 
 
 def find_chains(flow: Flow, trunks: Trunks) -> list[list[Write]]:
@@ -30,6 +34,12 @@ def find_chains(flow: Flow, trunks: Trunks) -> list[list[Write]]:
         taken |= steps
         inside |= regions
     return sorted(accepted, key=lambda chain: chain[0].step.id)
+
+
+def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
+    """Whether one of two chains goes on from the end of the other without weights in between: pieces of one trunk."""
+    ends = [(a[-1].output, b[0]) for a, b in ((one, other), (other, one)) if a is not b]
+    return any(not {b.source, b.trunk_input}.isdisjoint(reached(flow, end, _BETWEEN)) for end, b in ends)
 
 
 def _spans(flow: Flow, write: Write, trunks: Trunks) -> bool:

@@ -62,6 +62,7 @@ def read_stream(
     model: nn.Module,
     head: HeadWay,
     trunks: Trunks,
+    alone: bool = True,
 ) -> ReadStream:
     """Read one stream.
 
@@ -73,6 +74,7 @@ def read_stream(
         model: for the values of learned scales.
         head: the way to the first returned tensor.
         trunks: all residual adds.
+        alone: whether the stream is no piece of a trunk that other streams are pieces of.
     """
     readings = read_branches(flow, chain, attention)
     branches = branch_records(flow, readings, norms, model)
@@ -87,7 +89,7 @@ def read_stream(
         placement=_summary(branches),
         parallel=any(b.parallel for b in branches),
         entry_norm=norm_path(entry_norms, norms),
-        **_final(out, branches, norms, ahead, _unread(readings, head)),
+        **_final(out, branches, norms, ahead, _unread(readings, head), alone),
         **topology(flow, chain, trunks),
         raw_readers=out.raw_readers,
         input_multiplier=multiplier,
@@ -175,16 +177,16 @@ def _unread(readings: Sequence[Reading], head: HeadWay) -> str:
 
 
 def _final(
-    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, unread: str
+    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, unread: str, alone: bool
 ) -> dict[str, Any]:
     """Path of the final norm, whether one is needed, and why, as fields of the record."""
-    path, needed, reason = _final_norm(out, branches, norms, ahead)
+    path, needed, reason = _final_norm(out, branches, norms, ahead, alone)
     reason = reason or unread
     return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason}
 
 
 def _final_norm(
-    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool
+    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, alone: bool
 ) -> tuple[str | None, bool | None, str]:
     last = branches[-1]
     if ahead:
@@ -200,12 +202,14 @@ def _final_norm(
         return None, None, ""
     if last.placement == "postact":
         return None, False, "the stream ends in an activation"
-    if len(branches) == 1:
+    if len(branches) == 1 and alone:
         return None, False, "a stream of one write"
     if not any(b.placement in _GROWING for b in branches):
         return None, False, _HELD if any(b.post_norm for b in branches) else "no norm acts on this stream"
     if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):
         return None, False, "the norms on this stream are batch norms on what its branches write"
+    if len(branches) == 1:
+        return None, None, "a piece of a trunk that could not be followed from one write to the next"
     if out.far:
         return None, None, f"read by {out.raw_way} first; a norm follows behind weights, {norm_path(out.far, norms)}"
     return None, True, f"read without a norm by {out.raw_way}"
