@@ -23,7 +23,7 @@ from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams.adds import find_writes
 from normprobe.anatomy.streams.chains import find_chains, linked
 from normprobe.anatomy.streams.kinds import branch_kind
-from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind
+from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind, way_behind
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.trunks import Write
 from normprobe.anatomy.weights.sites import find_weights
@@ -118,7 +118,8 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
     streams = []
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
-        way, alone = HeadWay(head, behind, foreign), not any(linked(flow, chain, other) for other in chains)
+        way = way_behind(flow, HeadWay(head, behind, foreign), chain[-1].step.id)
+        alone = not any(linked(flow, chain, other) for other in chains)
         streams.append(read_stream(flow, chain, attention, norms, model, way, trunks, alone))
     streams = _unique_names(streams)
     return [_with_own_final(flow, stream, streams) for stream in streams]

@@ -11,6 +11,7 @@ from normprobe.records.norms import NormKind, NormSite
 
 Placement = Literal["pre", "post", "sandwich", "output", "deepnorm", "preact", "postact", "none", "unknown"]
 Topology = Literal["ordinary", "parallel_streams", "reversible", "gated", "long_skips"]
+SkipKind = Literal["identity", "projection", "pooling", "gate", "mixture"]
 BranchKind = Literal[
     "attention",
     "linear_attention",
@@ -73,6 +74,8 @@ class Branch(Record):
         writers: parameters of the last heavy operations before the add, biases included.
         parameters: every parameter used between the read and the add.
         skip_scale: constant factor on the trunk at this add; None where it is no constant.
+        skip: what the trunk passes on its way to this add besides constants: weights of its own, a pooling, a gate, a
+            mixture of parallel copies.
         add: where the add happens, `trunk` (0 or 1) says which operand is the trunk.
     """
 
@@ -88,14 +91,16 @@ class Branch(Record):
     writers: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     skip_scale: float | None = 1.0
+    skip: SkipKind = "identity"
     branch_scale: BranchScale = BranchScale()
     add: OpSite
     trunk: Literal[0, 1] = 0
 
 
 class Stream(Record):
-    """One residual stream: `depth` writes to a trunk of `width` features.
+    """One residual stream: `depth` writes to a trunk of `width` features at its start.
 
+    `widths` are its widths from first to last, more than one where skips are projected.
     `feature_axis` is the axis of the features in the stream's tensors (-1, or 1 for channels-first maps).
     `final_norm_reason` says why `final_norm` is null where that is no fault, or what was found.
     `input_multiplier` is the constant factor between the source of the stream and its first read; None: not constant.
@@ -108,6 +113,7 @@ class Stream(Record):
 
     name: str
     width: int
+    widths: tuple[int, ...] = ()
     depth: int
     placement: Placement | Literal["mixed"]
     parallel: bool = False

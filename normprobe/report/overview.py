@@ -15,6 +15,7 @@ from normprobe.report.streams import (
     reader_facts,
     scale_facts,
     size_text,
+    width_text,
 )
 from normprobe.report.wording import BRANCHES, amount, listing, number, plural
 
@@ -60,7 +61,7 @@ def stream_lines(anatomy: Anatomy, stream: Stream) -> list[list[str]]:
     norms = _named(anatomy, _norm_paths(stream))
     sites = [site for site in anatomy.attention if owner(anatomy, site.path) is stream]
     entry = [f"entry norm {stream.entry_norm}"] if stream.entry_norm else []
-    build = [f"{size_text(stream)} ({kinds})" if kinds else size_text(stream), f"width {stream.width}"]
+    build = [f"{size_text(stream)} ({kinds})" if kinds else size_text(stream), width_text(stream)]
     lines = (
         [placement_text(anatomy, stream), *build, *path_facts(stream)],
         [*norm_kinds(norms), *entry, final_norm_text(stream), *reader_facts(stream)],

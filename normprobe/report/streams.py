@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from normprobe.records import Anatomy, Branch, ReportData, Stream
 from normprobe.report.places import joined
 from normprobe.report.wording import listing, number, plural, span
@@ -18,6 +20,8 @@ _PLACEMENTS = {
     "unknown": "placement unknown",
 }
 _OF_SEVERAL = {"none": "without norms", "unknown": "unknown"}
+
+_SKIPS = {"projection": "projections", "pooling": "poolings", "gate": "gated", "mixture": "mixtures"}
 
 _TOPOLOGIES = {
     "reversible": "reversible: its branches read its twin stream",
@@ -62,7 +66,23 @@ def size_text(stream: Stream) -> str:
     """`30 blocks, 60 branches`; without the blocks where the modules do not tell them apart."""
     blocks = {branch.block for branch in stream.branches}
     branches = plural(len(stream.branches), "branch", "branches")
-    return branches if "." in blocks else f"{plural(len(blocks), 'block')}, {branches}"
+    return branches if "." in blocks else f"{plural(len(blocks), 'block')}{_runs(stream)}, {branches}"
+
+
+def _runs(stream: Stream) -> str:
+    """How often each block runs, where that is more than once."""
+    adds: Counter[tuple[str, str, int, str]] = Counter()
+    for branch in stream.branches:
+        adds[branch.block, branch.path, branch.add.ordinal, branch.kind] += 1
+    times = {max(count for add, count in adds.items() if add[0] == block) for block, *_ in adds}
+    if times <= {1}:
+        return ""
+    return f" run {times.pop()} times" if len(times) == 1 else ", some run again"
+
+
+def width_text(stream: Stream) -> str:
+    """`width 576`, `width 16–64` where it changes."""
+    return f"width {span(stream.widths or (stream.width,))}"
 
 
 def final_norm_text(stream: Stream) -> str:
@@ -83,14 +103,17 @@ def reader_facts(stream: Stream) -> list[str]:
 
 def scale_facts(stream: Stream) -> list[str]:
     """The factors on the stream's source, on the skips and on the branches, where there are any."""
-    skips = {branch.skip_scale for branch in stream.branches if branch.skip_scale != 1.0}
+    skips = {branch.skip_scale for branch in stream.branches if branch.skip_scale != 1.0 and branch.skip == "identity"}
     known = [skip for skip in skips if skip is not None]
     spans = [*([span(known)] if known else []), *(["not constant"] if None in skips else [])]
+    told = {"gated": "gate", "parallel_streams": "mixture"}.get(stream.topology)
+    kinds = Counter(_SKIPS[branch.skip] for branch in stream.branches if branch.skip not in ("identity", told))
     scales = _branch_scales(stream)
     start = stream.input_multiplier
     return [
         *([f"stream input × {factor_text(start)}"] if start != 1.0 else []),
         *([f"skip scale {', '.join(spans)}"] if spans else []),
+        *(f"{count} of {len(stream.branches)} skips are {kind}" for kind, count in kinds.items()),
         *([f"branch scale {', '.join(scales)}"] if scales else []),
     ]
 

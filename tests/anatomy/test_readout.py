@@ -1,4 +1,4 @@
-"""The constant factor on the logits, and the soft cap, wherever they are applied."""
+"""The constant factor on the logits and the soft cap; early exits; a block that runs again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.anatomy.reading import anatomy_of
+import normprobe
+from tests.anatomy.reading import anatomy_of, only_stream
 
 WIDTH = 8
 
@@ -96,3 +97,60 @@ def test_a_function_without_a_bound_is_no_soft_cap() -> None:
     scores = Reads(lambda head, x: (5 * (x @ x.mT / 5).clamp(-0.9, 0.9).atanh()).softmax(-1) @ x)
     (site,) = anatomy_of(scores, torch.randn(2, 3, WIDTH)).attention or (None,)
     assert site is None or site.softcap is None
+
+
+class Block(nn.Module):
+    """Two pre-norm branches of different kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.mix, self.map = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(self.norms[0](x).mT).mT
+        return x + self.map(self.norms[1](x))
+
+
+class Exits(nn.Module):
+    """A head behind every block; the first returned tensor is read off the first block."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(Block() for _ in range(3)), last
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        found = []
+        for block in self.blocks:
+            x = block(x)
+            found.append(self.head(self.last(x)))
+        return found
+
+
+def test_the_final_norm_of_early_exits_is_read_at_the_last_one() -> None:
+    stream = only_stream(anatomy_of(Exits(nn.LayerNorm(WIDTH)), torch.randn(2, 3, WIDTH)))
+    assert (stream.final_norm, stream.needs_final_norm) == ("last", True)
+    bare = only_stream(anatomy_of(Exits(nn.Identity()), torch.randn(2, 3, WIDTH)))
+    assert (bare.final_norm, bare.needs_final_norm) == (None, None)
+    assert bare.final_norm_reason.endswith("the end is read without a norm by head")
+
+
+class Again(nn.Module):
+    """One block, run several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last, self.head = Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.block(x)
+        return self.head(self.last(x))  # type: ignore[no-any-return]
+
+
+def test_a_block_that_runs_again_is_one_block() -> None:
+    report = normprobe.probe(Again(), torch.randn(2, 3, WIDTH), level="structure")
+    stream = only_stream(report.anatomy)
+    assert [b.block for b in stream.branches] == ["block"] * 6
+    assert "1 block run 3 times, 6 branches" in str(report)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import normprobe
+from normprobe.report.overview import stream_facts
 from tests.anatomy.reading import anatomy_of, only_stream
 
 WIDTH = 8
@@ -176,3 +178,15 @@ class Divided(nn.Module):
 def test_a_stream_goes_on_where_tokens_are_put_beside_it() -> None:
     stream = only_stream(anatomy_of(nn.Sequential(Divided(), Divided()), torch.randn(2, 6, WIDTH)))
     assert [b.pre_norm for b in stream.branches] == ["0.norm", "0.whole.norm", "1.norm", "1.whole.norm"]
+
+
+def test_projected_skips_and_the_widths_they_lead_to_are_said() -> None:
+    model = nn.Sequential(*(Preact(*sizes) for sizes in ((4, 4), (4, 8), (8, 8), (8, 16), (16, 16))))
+    report = normprobe.probe(model, torch.randn(2, 4, 6, 6), level="structure")
+    stream = only_stream(report.anatomy)
+    assert stream.widths == (4, 8, 16)
+    assert [b.skip for b in stream.branches] == ["identity", "projection", "identity", "projection", "identity"]
+    facts = stream_facts(report.anatomy, stream)
+    assert "width 4–16" in facts
+    assert "2 of 5 skips are projections" in facts
+    assert not any("not constant" in fact for fact in facts)

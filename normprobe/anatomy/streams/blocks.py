@@ -11,11 +11,13 @@ _SHARE = 0.6  # share of the branches that must lie in alike members for a level
 
 @dataclass(frozen=True)
 class Located:
-    """A branch for naming: where its add runs, what it mixes (its family), the modules whose weights it uses."""
+    """A branch for naming: where its add runs, what it mixes (its family), the modules whose weights it uses, and in
+    which run of the module the add is."""
 
     path: str
     family: str
     modules: tuple[str, ...]
+    execution: int = 0
 
 
 def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
@@ -31,7 +33,7 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
         branches: the branches in order of execution.
         ran: paths of all modules that ran.
     """
-    if len({b.path for b in branches}) == 1 and len({b.family for b in branches}) == len(branches):
+    if len({b.path for b in branches}) == 1 and len({(b.execution, b.family) for b in branches}) == len(branches):
         return [branch.path for branch in branches]
     anchors = _anchors(branches)
     best: list[str] | None = None

@@ -15,9 +15,11 @@ from normprobe.anatomy.streams.blocks import Located, block_names
 from normprobe.anatomy.streams.kinds import branch_kind, family
 from normprobe.anatomy.streams.parts import Part, bends
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
-from normprobe.anatomy.streams.trunks import Write
+from normprobe.anatomy.streams.trunks import Way, Write, projections
 from normprobe.records import Branch, NormSite
-from normprobe.records.anatomy import BranchKind
+from normprobe.records.anatomy import BranchKind, SkipKind
+
+_SKIPS: dict[Way, SkipKind] = {"light": "identity", "projected": "projection", "gated": "gate", "mixed": "mixture"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def _sum_factors(flow: Flow, readings: Sequence[Reading]) -> list[float]:
 def _located(flow: Flow, reading: Reading) -> Located:
     steps = [flow.steps[i] for i in sorted(reading.part.region)]
     modules = tuple(dict.fromkeys(flow.path(s) for s in steps if s.parameters and s.role in WEIGHTY))
-    return Located(flow.path(reading.write.step), family(reading.kind), modules)
+    add = op_site(flow, reading.write.step)
+    return Located(add.path, family(reading.kind), modules, add.execution)
 
 
 def _record(
@@ -142,10 +145,18 @@ def _record(
         writers=weights.writers(flow, part, model),
         parameters=weights.parameters(flow, part),
         skip_scale=None if write.skip_scale is None else write.skip_scale * behind,
+        skip=_skip(flow, write),
         branch_scale=scale,
         add=op_site(flow, write.step),
         trunk=1 if write.trunk else 0,
     )
+
+
+def _skip(flow: Flow, write: Write) -> SkipKind:
+    """How the trunk comes to an add."""
+    if write.way == "projected" and not projections(flow, write.trunk_input):
+        return "pooling"
+    return _SKIPS[write.way]
 
 
 def norm_path(steps: Sequence[Step], norms: Sequence[NormSite]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -20,11 +20,13 @@ _NEAR = frozenset(Role) - WEIGHTY - {Role.NORM}  # what the stream itself may pa
 @dataclass(frozen=True)
 class HeadWay:
     """The first returned tensor (the logits where there are any), the ids of the steps it was computed from, and the
-    ids of the steps inside cross-attention branches of other streams."""
+    ids of the steps inside cross-attention branches of other streams. `later` says that another returned tensor stands
+    for it, since the first is read off an earlier state of the stream (early exits, a head for each stage)."""
 
     value: int
     ancestors: frozenset[int]
     foreign: frozenset[int]
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
 
     Another stream's cross-attention is the end of the way only where no other way leads on (as from an encoder).
     """
-    ends = HeadWay(head.value, head.ancestors - head.foreign, frozenset())
+    ends = replace(head, ancestors=head.ancestors - head.foreign, foreign=frozenset())
     if _way(flow, value, ends) is not None:
-        head = HeadWay(head.value, head.ancestors, frozenset())
+        head = replace(head, foreign=frozenset())
     start = flow.producer.get(value, -1)
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
     avoiding = _way(flow, value, head, norms)
@@ -146,12 +148,29 @@ def steps_behind(flow: Flow, value: int) -> frozenset[int]:
     return found
 
 
+def way_behind(flow: Flow, head: HeadWay, write: int) -> HeadWay:
+    """The way to the head; where that was not computed from the step `write`, the way to the first returned signal
+    that was."""
+    if write in head.ancestors:
+        return head
+    for value in _returned(flow):
+        ancestors = steps_behind(flow, value)
+        if write in ancestors:
+            return HeadWay(value, ancestors, head.foreign, later=True)
+    return head
+
+
+def _returned(flow: Flow) -> list[int]:
+    """The returned signals; learned tokens are none, and a loss is one where nothing else is returned."""
+    levels = flow.levels
+    returned = [v for _, v in flow.trace.outputs if levels.signal(v) and not levels.learned(v)]
+    return [v for v in returned if flow.shape(v)] or returned
+
+
 def head_value(flow: Flow, model: nn.Module) -> int | None:
     """The first returned signal, or the logits computed from it: another returned signal that a product with a weight
     made. A loss, a count or learned tokens returned first are not meant. None where no signal is returned."""
-    levels = flow.levels
-    returned = [v for _, v in flow.trace.outputs if levels.signal(v) and not levels.learned(v)]
-    signals = [v for v in returned if flow.shape(v)] or returned  # a loss where nothing else is returned
+    signals = _returned(flow)
     if not signals or read_head(flow, signals[0], model) is not None:
         return next(iter(signals), None)
     source = flow.producer.get(signals[0])

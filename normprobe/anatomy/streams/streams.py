@@ -85,11 +85,12 @@ def read_stream(
     record = Stream(
         name=stream_name([b.block for b in branches]),
         width=flow.shape(chain[0].output)[axis],
+        widths=tuple(dict.fromkeys(flow.shape(write.output)[axis] for write in chain)),
         depth=len(branches),
         placement=_summary(branches),
         parallel=any(b.parallel for b in branches),
         entry_norm=norm_path(entry_norms, norms),
-        **_final(out, branches, norms, ahead, _unread(readings, head), alone),
+        **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
         **topology(flow, chain, trunks),
         raw_readers=out.raw_readers,
         input_multiplier=multiplier,
@@ -177,10 +178,19 @@ def _unread(readings: Sequence[Reading], head: HeadWay) -> str:
 
 
 def _final(
-    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, unread: str, alone: bool
+    out: Readout,
+    branches: Sequence[Branch],
+    norms: Sequence[NormSite],
+    ahead: bool,
+    later: bool,
+    unread: str,
+    alone: bool,
 ) -> dict[str, Any]:
-    """Path of the final norm, whether one is needed, and why, as fields of the record."""
+    """Path of the final norm, whether one is needed, and why, as fields of the record. A later output that reads the
+    stream raw takes features, so that no norm is missing there."""
     path, needed, reason = _final_norm(out, branches, norms, ahead, alone)
+    if later and needed and path is None:
+        needed, reason = None, f"the first output takes features at an inner layer; the end is {reason}"
     reason = reason or unread
     return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason}
 
