@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normprobe.records import Finding, Severity, Skipped
+from normprobe.records import Finding, ReportData, Severity, Skipped
+from normprobe.report.streams import stream_title
 from normprobe.report.wording import number
 
 
@@ -51,6 +52,11 @@ def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
     for one in findings:
         groups.setdefault((one.severity.rank, one.code), []).append(one)
     return [FindingGroup(members[0], tuple(members)) for _, members in sorted(groups.items())]
+
+
+def titled_places(data: ReportData, group: FindingGroup) -> list[str]:
+    """The places of a group as a reader knows them."""
+    return [stream_title(data, place) for place in group.places]
 
 
 def skipped_groups(skipped: Sequence[Skipped]) -> list[tuple[tuple[str, ...], str]]:

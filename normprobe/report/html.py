@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from normprobe.records import ReportData
-from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
+from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
 from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
@@ -53,7 +53,7 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield f'<p class="np-broken-text">{escape(broken)}</p>'
     yield "</header>"
     if data.findings:
-        yield _section("Findings", "".join(map(_finding, finding_groups(data.findings))))
+        yield _section("Findings", "".join(_finding(data, group) for group in finding_groups(data.findings)))
     yield _section("Anatomy", "".join(_anatomy(data)))
     yield from (_section(one.title, _chart(one), one.caption) for one in charts(data))
     yield from (_section(one.title, _table(one), one.caption) for one in tables(data))
@@ -82,7 +82,7 @@ def _versions(data: ReportData) -> str:
     return " · ".join((data.schema_, *(f"{name} {version}" for name, version in data.versions.items())))
 
 
-def _finding(group: FindingGroup) -> str:
+def _finding(data: ReportData, group: FindingGroup) -> str:
     first, count = group.first, len(group.places)
     places = f" ({plural(count, 'place')})" if count > 1 else ""
     more = f" (and {group.others} more like it)" if group.others else ""
@@ -90,7 +90,7 @@ def _finding(group: FindingGroup) -> str:
     return (
         f'<article class="np-finding np-{first.severity.value}">'
         f'<p><span class="np-code">{first.severity.value} {first.code}</span> <b>{escape(first.name)}</b> '
-        f"<code>{escape(joined(group.places, 160))}</code>{places}</p>"
+        f"<code>{escape(joined(titled_places(data, group), 160))}</code>{places}</p>"
         f"<p>{escape(first.message)}{more}</p>"
         f'<p class="np-dim">{escape(" · ".join(group.evidence))}</p>{fix}</article>'
     )

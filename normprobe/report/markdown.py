@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
+from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
 from normprobe.report.overview import headline, leftover_facts, stream_facts, weights_facts
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
@@ -52,7 +52,7 @@ def _lines(data: ReportData) -> Iterator[str]:
     if data.findings:
         yield "\n## Findings\n"
     for group in finding_groups(data.findings):
-        yield from _finding(group)
+        yield from _finding(data, group)
     for chart in charts(data):
         yield from _chart(chart)
     for table in tables(data):
@@ -66,11 +66,11 @@ def _lines(data: ReportData) -> Iterator[str]:
         yield from (f"- {escape(skipped_text(what, 120))}: {escape(why)}" for what, why in groups)
 
 
-def _finding(group: FindingGroup) -> Iterator[str]:
+def _finding(data: ReportData, group: FindingGroup) -> Iterator[str]:
     first, count = group.first, len(group.places)
     places = f" ({plural(count, 'place')})" if count > 1 else ""
     more = f" (and {group.others} more like it)" if group.others else ""
-    where = code(joined(group.places, 160))
+    where = code(joined(titled_places(data, group), 160))
     yield f"- **{first.severity.value} {first.code} {escape(first.name)}** at {where}{places}  "
     yield f"  {escape(first.message)}{more}  "
     yield f"  {escape(' · '.join(group.evidence))}" + ("  " if first.fix else "")

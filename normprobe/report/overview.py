@@ -10,6 +10,7 @@ from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.streams import (
     factor_text,
     final_norm_text,
+    inner_norms,
     path_facts,
     placement_text,
     reader_facts,
@@ -64,7 +65,7 @@ def stream_lines(anatomy: Anatomy, stream: Stream) -> list[list[str]]:
     build = [f"{size_text(stream)} ({kinds})" if kinds else size_text(stream), width_text(stream)]
     lines = (
         [placement_text(anatomy, stream), *build, *path_facts(stream)],
-        [*norm_kinds(norms), *entry, final_norm_text(stream), *reader_facts(stream)],
+        [*norm_kinds(norms), *_inner(anatomy, stream), *entry, final_norm_text(stream), *reader_facts(stream)],
         *([layout] for layout in attention_facts(sites)),
         scale_facts(stream),
     )
@@ -79,7 +80,8 @@ def stream_facts(anatomy: Anatomy, stream: Stream) -> list[str]:
 def leftover_facts(anatomy: Anatomy) -> list[str]:
     """What lies off every stream: other norms by role, attention of no stream, computed weights, the head."""
     on_streams = {path for stream in anatomy.streams for path in _norm_paths(stream)}
-    other = [norm for norm in anatomy.norms if norm.path not in on_streams]
+    inside = {norm.path for stream in anatomy.streams for norm in _inside(anatomy, stream)}
+    other = [norm for norm in anatomy.norms if norm.path not in on_streams | inside]
     sites = [site for site in anatomy.attention if owner(anatomy, site.path) is None]
     off = " off the streams" if anatomy.streams else ""
     roles = listing(norm.role for norm in other)
@@ -119,6 +121,17 @@ def _norm_paths(stream: Stream) -> list[str]:
     ]
     ends = [path for path in (stream.entry_norm, stream.final_norm) if path]
     return list(dict.fromkeys([*paths, *ends]))
+
+
+def _inside(anatomy: Anatomy, stream: Stream) -> list[NormSite]:
+    inner = (norm for branch in stream.branches for norm in inner_norms(anatomy, branch))
+    return list({norm.path: norm for norm in inner}.values())
+
+
+def _inner(anatomy: Anatomy, stream: Stream) -> list[str]:
+    """The norms between the weights of its branches: `2 inner norms (LayerNorm eps 1e-06)`."""
+    inner = _inside(anatomy, stream)
+    return [f"{plural(len(inner), 'inner norm')} ({', '.join(norm_kinds(inner))})"] if inner else []
 
 
 def _named(anatomy: Anatomy, paths: Sequence[str]) -> list[NormSite]:

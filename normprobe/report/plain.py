@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from normprobe.records import ReportData
-from normprobe.report.groups import finding_groups
+from normprobe.report.groups import finding_groups, titled_places
 from normprobe.report.overview import weights_facts
 from normprobe.report.places import joined
 from normprobe.report.streams import final_norm_text, placement_text, size_text, stream_title
@@ -24,7 +24,7 @@ def summary(data: ReportData) -> str:
     lines = [f"normprobe: {name}: {verdict(data).text}"]
     lines += [*(f"  {fact}" for fact in weights_facts(data)), *_streams(data), _counts(data)]
     for group in finding_groups(data.findings):
-        places = joined(group.places, 90, most=2)
+        places = joined(titled_places(data, group), 90, most=2)
         lines.append(f"  {group.severity.value} {group.first.code} {group.first.name} at {places}")
     return ascii_only("\n".join(lines))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from normprobe.records import Anatomy, Branch, ReportData, Stream
+from normprobe.records import Anatomy, Branch, NormSite, ReportData, Stream
 from normprobe.report.places import joined
 from normprobe.report.wording import listing, number, plural, span
 
@@ -31,8 +31,8 @@ _TOPOLOGIES = {
 
 
 def stream_title(data: ReportData, name: str) -> str:
-    """The name of a stream for a reader: one that no container holds is called by the class of the model."""
-    root, sign, which = name.partition("#")
+    """A stream, or a place of a finding, for a reader: the root module is called by the class of the model."""
+    root, sign, which = name.partition("#")  # an inline norm of the root module is ".#op:k"
     return (data.target.class_name or "the model") + sign + which if root == "." else name
 
 
@@ -42,17 +42,17 @@ def placement_text(anatomy: Anatomy, stream: Stream) -> str:
     if stream.placement == "mixed":
         words = (_OF_SEVERAL.get(branch.placement) or _PLACEMENTS[branch.placement] for branch in stream.branches)
         return f"mixed placement ({listing(words)}){parallel}"
-    inside = sum(_normed_inside(anatomy, branch) for branch in stream.branches) if stream.placement == "none" else 0
+    inside = sum(bool(inner_norms(anatomy, branch)) for branch in stream.branches) if stream.placement == "none" else 0
     if inside:
         which = "the" if inside == len(stream.branches) else f"{inside} of {len(stream.branches)}"
         return f"norms inside {which} branches{parallel}"
     return _PLACEMENTS[stream.placement] + parallel
 
 
-def _normed_inside(anatomy: Anatomy, branch: Branch) -> bool:
-    """Whether a branch has norms between its weights."""
+def inner_norms(anatomy: Anatomy, branch: Branch) -> list[NormSite]:
+    """The norms between the weights of a branch, as far as their own parameters tell."""
     used = set(branch.parameters)
-    return any({norm.weight, norm.bias} & used for norm in anatomy.norms if norm.role == "inner")
+    return [norm for norm in anatomy.norms if norm.role == "inner" and {norm.weight, norm.bias} & used]
 
 
 def path_facts(stream: Stream) -> list[str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from normprobe.records import ReportData, Severity
 from normprobe.report.depth import chart_lines
-from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups
+from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
 from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.page import INDENT, MOST_STREAMS, Page, hanging
 from normprobe.report.places import joined, skipped_text
@@ -122,15 +122,15 @@ def _findings(page: Page, data: ReportData) -> Iterator[RenderableType]:
     for group in groups:
         style = STYLES[group.severity]
         severity, code = Text(group.severity.value, style=style), Text(group.first.code, style=style)
-        grid.add_row("", severity, code, _finding(page, group))
+        grid.add_row("", severity, code, _finding(page, data, group))
     yield grid
     yield page.dim(f"normprobe explain {groups[0].first.code} tells why it matters and what to do")
 
 
-def _finding(page: Page, group: FindingGroup) -> Text:
+def _finding(page: Page, data: ReportData, group: FindingGroup) -> Text:
     count = f" ({plural(len(group.places), 'place')})" if len(group.places) > 1 else ""
     body = Text.assemble((group.first.name, "bold"), "  ")
-    body.append(page.text(joined(group.places, max(page.width // 2, 2 * page.width - 40))), style="cyan")
+    body.append(page.text(joined(titled_places(data, group), max(page.width // 2, 2 * page.width - 40))), style="cyan")
     body.append(page.text(count) + "\n")
     body.append(page.text(group.first.message))
     if group.others:

@@ -20,6 +20,7 @@ from normprobe.records import (
 from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.groups import finding_groups, skipped_groups
 from normprobe.report.overview import headline, leftover_facts, owner, stream_facts, stream_lines
+from normprobe.report.render import document
 from normprobe.report.series import charts, largest
 from normprobe.report.streams import stream_title
 from tests.report import examples
@@ -93,6 +94,22 @@ def test_norms_between_the_weights_of_a_branch_are_said_to_be_inside() -> None:
     assert "no norm on the branches" in stream_facts(anatomy, one.model_copy(update=none))
     assert "norms inside 1 of 2 branches" in stream_facts(anatomy, one.model_copy(update=some))
     assert "norms inside the branches" in stream_facts(anatomy, one.model_copy(update=all_))
+
+
+def test_norms_inside_the_branches_belong_to_the_stream() -> None:
+    one = stream("h", 1, kinds=("conv",))
+    used = one.branches[0].model_copy(update={"parameters": ("h.0.n.weight",)})
+    one = one.model_copy(update={"branches": (used,)})
+    inner = [norm(f"h.0.{name}", role="inner", weight=f"h.0.{name}.weight") for name in ("n", "other")]
+    anatomy = Anatomy(streams=(one,), norms=tuple(inner))
+    assert "1 inner norm (RMSNorm eps 1e-05)" in stream_facts(anatomy, one)
+    assert leftover_facts(anatomy) == ["1 norm off the streams (1 inner)"]
+
+
+def test_a_finding_at_the_root_is_placed_at_the_class() -> None:
+    data = ReportData(target=Target.model_validate({"class": "Net"}), findings=(finding("NP100", 1.0, "."),))
+    for form in ("rich", "html", "markdown"):
+        assert "Net" in document(data, form).partition("NP100")[2].partition("measured")[0]
 
 
 def test_blocks_are_not_counted_where_no_module_tells_them_apart() -> None:
