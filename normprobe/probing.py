@@ -25,7 +25,7 @@ from normprobe.measures.extra import Subject
 from normprobe.measures.extras import check_names, measure_extras
 from normprobe.measures.forward import measure_forward
 from normprobe.measures.gradients import measure_gradients
-from normprobe.records import Level, Measurements, ReportData, Skipped, Target
+from normprobe.records import Anatomy, Level, Measurements, ReportData, Skipped, Target
 from normprobe.report.report import Report
 from normprobe.version import versions
 
@@ -84,7 +84,7 @@ def probe(
     with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
         reading = _read(model, values, tell)
         measured, skipped = _measure(model, values, reading, level, measures, loss, seed, tell)
-    target = _target(model, description, autocast)
+    target = _target(model, description, autocast, reading.anatomy)
     return _judge(ReportData(target=target, level=level), reading, measured, skipped)
 
 
@@ -276,16 +276,23 @@ def _autocast_in_force(model: nn.Module, autocast: str | torch.dtype | None) -> 
     return None if autocast is None else str(autocast).removeprefix("torch.")
 
 
-def _target(model: nn.Module, description: str, autocast: str | torch.dtype | None) -> Target:
+def _target(model: nn.Module, description: str, autocast: str | torch.dtype | None, anatomy: Anatomy) -> Target:
     first = next(model.parameters(), None)
     dtypes = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
     return Target(
         name=type(model).__name__,
         source="module",
         class_name=type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=sum(p.numel() for p in (*model.parameters(), *_integer_weights(model, anatomy))),
         dtype=", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes)),
         device=str(first.device) if first is not None else "cpu",
         inputs=description,
         autocast=_autocast_in_force(model, autocast),
     )
+
+
+def _integer_weights(model: nn.Module, anatomy: Anatomy) -> list[Tensor]:
+    """The buffers of integers that products use as weights, as quantised layers keep them."""
+    used = {name for stream in anatomy.streams for branch in stream.branches for name in branch.parameters}
+    used |= {anatomy.head.path} if anatomy.head is not None else set()
+    return [buffer for name, buffer in model.named_buffers() if name in used and not buffer.is_floating_point()]

@@ -23,7 +23,14 @@ from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams.adds import find_writes
 from normprobe.anatomy.streams.chains import find_chains, linked
 from normprobe.anatomy.streams.kinds import branch_kind
-from normprobe.anatomy.streams.readout import HeadWay, head_value, read_head, steps_behind, way_behind
+from normprobe.anatomy.streams.readout import (
+    HeadWay,
+    head_value,
+    read_head,
+    steps_behind,
+    unread_head,
+    way_behind,
+)
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.trunks import Write
 from normprobe.anatomy.weights.sites import find_weights
@@ -68,7 +75,13 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         weights=find_weights(flow, streams, head),
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
-    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *_unknown_rows(sites)))
+    unread = _unread(flow, value) if head is None else []
+    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread, *_unknown_rows(sites)))
+
+
+def _unread(flow: Flow, value: int | None) -> list[Skipped]:
+    why = unread_head(flow, value) if value is not None else None
+    return [Skipped(what="head", why=why)] if why is not None else []
 
 
 def _unknown_rows(sites: Sequence[ReadSite]) -> Iterator[Skipped]:

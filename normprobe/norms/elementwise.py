@@ -62,7 +62,9 @@ def _bounded(subject: Subject, exact: Instance, inputs: Tensor) -> NormSpec | No
     affine = describe(_extent(extent, exact.tensors), offset, largest, exact.tensors)
     if centre is None or (affine.form == "other" and odd_parts(exact, inputs, subject.device) is None):
         return None
-    told = f"monotone, bounded by {largest:.3g} around its offset, no statistics; limit: {affine.note}"
+    told = (
+        f"bounded pointwise: monotone, bounded by {largest:.3g} around its offset, no statistics; limit: {affine.note}"
+    )
     return NormSpec(
         kind="dyt",
         affine=affine.form,

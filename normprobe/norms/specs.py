@@ -31,11 +31,11 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
     reduced, why_reduced = _reduction(subject, fit, train)
     multiply, why_multiply = _multiply(subject, fit, named, fused, train)
     layout = fit.layout
-    over_rows = 0 in layout.axes and len(layout.shape) > 1
     notes = (named.note, eps.note, why_reduced, why_multiply)
     return NormSpec(
         kind=named.kind,
         subtracts_mean=fit.centred,
+        unbiased=fit.centred and named.unit != 1.0,
         affine=named.affine.form,
         eps=eps.value,
         eps_placement=eps.placement,
@@ -44,7 +44,7 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
         axes=signed(layout),
         groups=named.groups,
         size=_size(subject, layout, named),
-        batch_dependent=over_rows,
+        batch_dependent=0 in layout.axes and len(layout.shape) > 1,
         fused=fused is not None or precision.unseen(ops),
         weight=named.affine.weight,
         bias=named.affine.bias,

@@ -36,6 +36,7 @@ class NormSpec(Record):
     Attributes:
         kind: the kind by behaviour, "unknown" where no closed form fits.
         subtracts_mean: whether the mean over `axes` is subtracted; None where that is not known.
+        unbiased: whether it divides by the deviation with n - 1 in place of n.
         affine: how gain and offset are stored and applied.
         eps: the constant in force in the working dtype, in the units of its placement (inside_sqrt: of the
             mean square; outside_sqrt and clamp: of the root; of the sum where the code divides by an L2 norm); None
@@ -48,6 +49,7 @@ class NormSpec(Record):
 
     kind: NormKind
     subtracts_mean: bool | None = None
+    unbiased: bool = False
     affine: AffineForm = "none"
     eps: float | None = None
     eps_placement: EpsPlacement = "none"

@@ -59,7 +59,7 @@ class Target(Record):
     name: str = ""
     source: str = ""
     class_name: str = Field(default="", alias="class")
-    parameters: int = 0
+    parameters: int = 0  # with the buffers of integers that stand for weights
     dtype: str = ""
     device: str = ""
     inputs: str = ""

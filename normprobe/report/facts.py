@@ -37,7 +37,8 @@ def attention_facts(sites: Sequence[AttentionSite]) -> list[str]:
 def _kind(norm: NormSpec) -> str:
     eps = f" eps {number(norm.eps)}{_EPS.get(norm.eps_placement, '')}" if norm.eps is not None else ""
     groups = f" {plural(norm.groups, 'group')}" if norm.groups and norm.kind == "groupnorm" else ""
-    return ("frozen " if norm.frozen else "") + KINDS[norm.kind] + groups + eps
+    divisor = " by the unbiased deviation" if norm.unbiased else ""
+    return ("frozen " if norm.frozen else "") + KINDS[norm.kind] + divisor + groups + eps
 
 
 def _layout(site: AttentionSite, scale: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from normprobe.records import Anatomy, Head, NormSite, ReportData, Stream
+from normprobe.records import Anatomy, Branch, Head, NormSite, ReportData, Stream
 from normprobe.report.facts import attention_facts, norm_kinds
 from normprobe.report.streams import (
     factor_text,
@@ -107,12 +107,18 @@ def _head(head: Head | None) -> list[str]:
 def owner(anatomy: Anatomy, path: str) -> Stream | None:
     """The stream that has a block around the module at `path`, the closest block where several have."""
     around = [
-        (len(branch.block), position)
+        (len(branch.block.strip(".")), position)
         for position, stream in enumerate(anatomy.streams)
         for branch in stream.branches
-        if path == branch.block or path.startswith(f"{branch.block}.")
+        if _inside(path, branch)
     ]
     return anatomy.streams[max(around)[1]] if around else None
+
+
+def _inside(path: str, branch: Branch) -> bool:
+    if branch.block == ".":  # everything is inside the whole model; what the branch uses belongs to it
+        return path == "." or any(name.startswith(f"{path}.") for name in branch.parameters)
+    return path == branch.block or path.startswith(f"{branch.block}.")
 
 
 def _norm_paths(stream: Stream) -> list[str]:

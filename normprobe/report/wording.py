@@ -30,7 +30,7 @@ KINDS = {
     "instancenorm": "InstanceNorm",
     "lrn": "LRN",
     "grn": "GRN",
-    "dyt": "DyT",
+    "dyt": "DyT-like bounded map",
     "affine": "affine map",
     "identity": "identity",
     "unknown": "norm of unknown kind",

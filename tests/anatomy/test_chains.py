@@ -212,4 +212,4 @@ def test_step_towards_a_branch_is_one_write() -> None:
 
     stream = only_stream(anatomy_of(nn.Sequential(linear(), Towards(), Towards()), torch.randn(2, 5, WIDTH)))
     found = [(b.placement, b.skip_scale, b.branch_scale.kind) for b in stream.branches]
-    assert found == [("output", 1.0, "channel")] * 2
+    assert found == [("output", None, "channel")] * 2

@@ -96,3 +96,49 @@ def test_a_learned_scalar_on_the_meta_device_has_no_value() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Block(lambda b, x, y: x + b.size.exp() * y) for _ in range(3)))
     stream = only_stream(anatomy_of(model.to("meta"), torch.randn(2, 6, WIDTH)))
     assert [(b.branch_scale.kind, b.branch_scale.value) for b in stream.branches] == [("scalar", None)] * 3
+
+
+@pytest.mark.parametrize(
+    ("merge", "skip", "kind"),
+    [
+        (lambda b, x, y: x + 0.1 * (y - x), 0.9, "constant"),
+        (lambda b, x, y: x + b.share * (y - x), None, "channel"),
+        (lambda b, x, y: x + b.share.mean().tanh() * y, 1.0, "scalar"),
+    ],
+    ids=["a tenth of the way", "a learned part of the way", "one number from many"],
+)
+def test_what_a_branch_takes_off_the_trunk_scales_the_skip(merge: Merge, skip: float | None, kind: str) -> None:
+    stream = read(merge, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    assert [b.skip_scale for b in stream.branches] == [skip] * 3
+    assert [b.branch_scale.kind for b in stream.branches] == [kind] * 3
+
+
+class Copies(nn.Module):
+    """A block that writes to four copies of the stream, to each its own multiple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.f = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+        self.taken, self.share = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+        self.mix = nn.Parameter(torch.eye(4) + 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.f(self.norm(torch.einsum("btnc,n->btc", x, self.taken)))
+        return torch.einsum("btnc,nm->btmc", x, self.mix) + self.share[:, None] * y[:, :, None]
+
+
+def test_a_factor_for_each_copy_of_the_stream_is_none_of_channels() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.blocks = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Copies() for _ in range(3))
+            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.enter(x)[:, :, None].expand(-1, -1, 4, -1)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x.sum(2)))
+
+    stream = only_stream(anatomy_of(Net(), torch.randn(2, 6, WIDTH)))
+    assert [(b.branch_scale.kind, b.branch_scale.value) for b in stream.branches] == [("scalar", None)] * 3

@@ -154,3 +154,24 @@ def test_a_block_that_runs_again_is_one_block() -> None:
     stream = only_stream(report.anatomy)
     assert [b.block for b in stream.branches] == ["block"] * 6
     assert "1 block run 3 times, 6 branches" in str(report)
+
+
+class Adapted(nn.Module):
+    """A linear layer with an update of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.down, self.up = (
+            nn.Linear(WIDTH, 5),
+            nn.Linear(WIDTH, 2, bias=False),
+            nn.Linear(2, 5, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole(x) + 2 * self.up(self.down(x))
+
+
+def test_an_update_of_low_rank_hides_no_head() -> None:
+    head = anatomy_of(nn.Sequential(nn.LayerNorm(WIDTH), Adapted()), torch.randn(2, 3, WIDTH)).head
+    assert head is not None
+    assert (head.path, head.logit_multiplier) == ("1.whole.weight", 1.0)

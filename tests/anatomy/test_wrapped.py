@@ -126,6 +126,35 @@ def test_quantised_weights_of_a_tensor_subclass_are_read_by_their_name() -> None
 def test_packed_weights_have_no_names_and_the_branch_is_an_mlp() -> None:
     quantised = torch.ao.quantization.quantize_dynamic(residual(), {nn.Linear}, dtype=torch.qint8)
     assert [b.writers for b in branches(quantised)] == [(), ()]
+    ended = torch.ao.quantization.quantize_dynamic(nn.Sequential(residual(), nn.Linear(WIDTH, 5)), {nn.Linear})
+    reasons = [s.why for s in normprobe.probe(ended, X, level="structure").skipped if s.what == "head"]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("quantized.linear_dynamic")
+
+
+class Whole(nn.Module):
+    """A linear layer whose weight is a buffer of integers, scaled behind the product."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        scales = linear.weight.detach().abs().amax(1) / 127
+        self.register_buffer("whole", (linear.weight.detach() / scales[:, None]).round().to(torch.int8))
+        self.register_buffer("scales", scales)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.whole.to(x.dtype).mT) * self.scales + self.bias
+
+
+def test_the_scales_of_integer_weights_are_no_factors_of_the_stream() -> None:
+    model = nn.Sequential(residual(layer=Whole), Whole(nn.Linear(WIDTH, 5)))
+    report = normprobe.probe(model, X, level="structure")
+    assert [b.branch_scale.kind for b in report.anatomy.streams[0].branches] == ["none", "none"]
+    assert report.anatomy.head is not None
+    assert (report.anatomy.head.path, report.anatomy.head.logit_multiplier) == ("1.whole", 1.0)
+    assert report.target.parameters == sum(
+        p.numel() for p in nn.Sequential(residual(), nn.Linear(WIDTH, 5)).parameters()
+    )
 
 
 def test_compiled_blocks_are_read_as_the_blocks() -> None:

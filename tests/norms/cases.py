@@ -123,12 +123,12 @@ CUSTOM = [
         facts("layernorm", "weight+bias", 1e-12, "inside_sqrt", "input", "after_cast"),
         dtype=torch.float16,
     ),
-    Case("pinned", lambda: PinnedLayerNorm(WIDTH), {**LN, "reduction": "float32"}),
+    Case("pinned", lambda: PinnedLayerNorm(WIDTH), {**LN, "reduction": "float32", "unbiased": False}),
     Case("learned-eps", LearnedEps, {"kind": "rmsnorm", "eps": 1e-4, "affine": "none"}),
     Case(
         "unbiased",
         lambda: Rule(unbiased, a=ones(WIDTH), b=ones(WIDTH)),
-        {"kind": "layernorm", "affine": "weight+bias", "eps": 1e-6, "eps_placement": "outside_sqrt"},
+        {"kind": "layernorm", "affine": "weight+bias", "eps": 1e-6, "eps_placement": "outside_sqrt", "unbiased": True},
     ),
     Case(
         "normalize",

@@ -137,6 +137,7 @@ def test_different_norms_are_counted() -> None:
     assert norm_kinds([norm("a", eps_placement="outside_sqrt")]) == ["RMSNorm eps 1e-05 outside the root"]
     assert norm_kinds([norm("a", kind="groupnorm", groups=1)]) == ["GroupNorm 1 group eps 1e-05"]
     assert norm_kinds([norm("a", kind="batchnorm", frozen=True)]) == ["frozen BatchNorm eps 1e-05"]
+    assert norm_kinds([norm("a", kind="layernorm", unbiased=True)]) == ["LayerNorm by the unbiased deviation eps 1e-05"]
     assert norm_kinds([]) == []
 
 
@@ -162,6 +163,14 @@ def test_a_site_belongs_to_the_closest_block() -> None:
     assert owner(anatomy, "net.1.attn") is anatomy.streams[0]
     assert owner(anatomy, "net.1.inner.0.attn") is anatomy.streams[1]
     assert owner(anatomy, "net.11.attn") is None
+
+
+def test_a_site_belongs_to_the_stream_of_a_branch_that_has_its_weights() -> None:
+    one = stream(".", 1)
+    written = one.branches[0].model_copy(update={"block": ".", "parameters": ("b.0.q.weight",)})
+    anatomy = Anatomy(streams=(one.model_copy(update={"branches": (written,)}),))
+    assert owner(anatomy, "b.0") is anatomy.streams[0]
+    assert owner(anatomy, "b.1") is None
 
 
 def test_what_lies_off_the_streams_is_not_lost() -> None:

@@ -44,7 +44,8 @@ def origin(flow: Flow, value: int) -> int:
 
 def constant_factor(flow: Flow, step: Step, learned: Callable[[int], float | None] | None = None) -> float | None:
     """The number that a scale step multiplies by, zeros of a mask apart; None where it is not one number, or depends on
-    parameters and `learned`, which tells the number that such a value is now, is not given."""
+    parameters and `learned`, which tells the number that such a value is now, is not given. The scales of
+    a weight that is kept in integers are part of the weight."""
     name = base(step.node.op)
     if name.startswith("aten.neg"):
         return -1.0
@@ -55,13 +56,29 @@ def constant_factor(flow: Flow, step: Step, learned: Callable[[int], float | Non
         number = flow.statics.number if not flow.levels.parameters(value) else learned
         known = number(value) if number is not None and flow.levels.of[value] is Level.STATIC else None
         if known is None:
-            return None
+            return 1.0 if _widens(flow, step) else None
         numbers.append(known)
     if len(numbers) != 1:
         return None
     if not name.startswith("aten.div"):
         return 1.0 - numbers[0] if name == REST else numbers[0]
     return 1.0 / numbers[0] if numbers[0] else None
+
+
+def _widens(flow: Flow, step: Step) -> bool:
+    """Whether a step multiplies a product with integer weights by their scales."""
+    value = step.inputs[0]
+    while (maker := flow.made_by(value)) is not None and maker.role is Role.MOVE and len(maker.inputs) == 1:
+        value = maker.inputs[0]
+    return maker is not None and maker.role is Role.MATMUL and any(_integers(flow, v) for v in maker.statics)
+
+
+def _integers(flow: Flow, value: int) -> bool:
+    """Whether a static value comes from integers of the model by views and casts."""
+    while len((node := flow.trace.producer(value)).inputs) == 1:
+        value = node.inputs[0]
+    dtype = flow.trace.values[value].dtype
+    return node.op in ("parameter", "buffer") and not dtype.is_floating_point and not dtype.is_complex
 
 
 def pools(step: Step) -> bool:

@@ -81,9 +81,31 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         return None
     parts = tuple(_split(flow, source, part, trunks.writes))
     scale = None if link.factor is None else link.factor * operand_factor(step, side)
+    scale = _with_share(flow, scale, operand_factor(step, end), end, source) if way == "light" and not over else scale
     if scale is not None and scale < 0:  # f(x) - x, as in x + r·(f(x) - x), is no state of the trunk
         return None
     return Write(step, trunk, source, scale, part, parts, over, way, crossed)
+
+
+def _with_share(flow: Flow, scale: float | None, sign: float, end: int, source: int) -> float | None:
+    """The factor on the trunk with what the branch itself adds of it: of x + a·(f(x) − x) it is 1 − a."""
+    share = _share(flow, end, source)
+    return scale if share == 0.0 else None if share is None or scale is None else scale + sign * share
+
+
+def _share(flow: Flow, value: int, source: int) -> float | None:
+    """The factor with which `source` is part of a sum; None where it is not constant."""
+    for link in light_chain(flow, value):
+        if link.value == source:
+            return link.factor
+    step = flow.made_by(link.value)
+    if step is None or step.role is not Role.ADD or step.id < flow.producer.get(source, -1):
+        return 0.0
+    shares = [(_share(flow, v, source), operand_factor(step, v)) for v in step.inputs]
+    if all(share == 0.0 for share, _ in shares):
+        return 0.0
+    total = sum(share * factor for share, factor in shares if share is not None)
+    return None if link.factor is None or any(share is None for share, _ in shares) else link.factor * total
 
 
 def _cut(

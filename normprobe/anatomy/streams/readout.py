@@ -9,7 +9,7 @@ from torch import nn
 
 from normprobe.anatomy.flow.ops import CAPS, LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, light_chain, reached
+from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, light_chain, origin, reached
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}
@@ -193,6 +193,12 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
             if multiplier is not None:  # of c·tanh(m·x / c) it is m
                 multiplier = round(multiplier * _input_factor(flow, step) * (softcap or 1.0), 12)
             return Head(path=path, logit_multiplier=multiplier, softcap=softcap, tied_to=tied)
+        if step.role is Role.ADD:
+            whole = _updated(flow, step)
+            if whole is None:
+                return None
+            value = whole
+            continue
         if base(step.node.op) in CAPS and multiplier != 1.0:  # c·tanh(x / c); a bare one is none
             softcap, multiplier = multiplier, 1.0
         elif step.role not in LIGHT:
@@ -201,6 +207,40 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
             multiplier = _times(flow, step, multiplier)
         value = step.inputs[0]
     return None
+
+
+def _updated(flow: Flow, step: Step) -> int | None:
+    """The operand of a sum that is one product with a weight, where the other is several products one after another of
+    the same input: the weight and an update of low rank. None where the sum is of another kind."""
+    ways = [_products(flow, value) for value in step.inputs]
+    for value, one, several in zip(step.inputs, ways, ways[::-1], strict=True):
+        if one and one[0] in several[1:]:
+            return value
+    return None
+
+
+def _products(flow: Flow, value: int) -> list[int]:
+    """Where the inputs of the products with weights come from that `value` is made by, the last product first."""
+    found: list[int] = []
+    while (step := flow.made_by(value)) is not None:
+        if step.role is Role.MATMUL and step.parameters:
+            found.append(origin(flow, step.inputs[0]))
+        elif step.role not in LIGHT:
+            break
+        if len(step.inputs) != 1:
+            break
+        value = step.inputs[0]
+    return found
+
+
+def unread_head(flow: Flow, value: int) -> str | None:
+    """Why a returned tensor that an operation with weights of its own seems to make has no head; None where nothing
+    of that kind makes it."""
+    *_, last = light_chain(flow, value)
+    step = flow.made_by(last.value)
+    if step is None or step.role not in (Role.HEAVY, Role.MATMUL) or step.parameters or len(step.inputs) != 1:
+        return None
+    return f"{step.node.op} makes the output, and what it holds is not seen as parameters"
 
 
 def _input_factor(flow: Flow, product: Step) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from torch import nn
@@ -15,7 +14,6 @@ from normprobe.anatomy.norm_sites.graph_subject import StaticFunction
 from normprobe.anatomy.norm_sites.reparametrizations import directions
 from normprobe.anatomy.streams.parts import Part, by_sigmoid, control, enters
 from normprobe.anatomy.streams.trunks import Write, mixing
-from normprobe.capture.storage import held_tensor
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.records import BranchScale
 
@@ -166,13 +164,22 @@ def _times(found: BranchScale, more: BranchScale) -> BranchScale:
 
 
 def _learned(flow: Flow, step: Step, model: nn.Module) -> BranchScale:
-    """A factor that depends on parameters: one number, with what it is now, or several."""
+    """A learned factor: of channels where it differs along an axis that the branch already has; else one number, or
+    one for each copy of the stream that the branch is written to."""
     name = step.parameters[-1]
-    factors = [v for v in step.statics if flow.levels.parameters(v)]
-    if held_tensor(model, name).numel() > 1 and any(math.prod(flow.shape(v)) > 1 for v in factors):
+    given = flow.shape(_unspread(flow, step.inputs[0]))[::-1]
+    factors = [flow.shape(v)[::-1] for v in step.statics if flow.levels.parameters(v)]
+    if any(many > 1 and wide > 1 for factor in factors for many, wide in zip(factor, given, strict=False)):
         return BranchScale(kind="channel", parameter=name)
     value = constant_factor(flow, step, partial(_now, flow, model))
     return BranchScale(kind="scalar", value=value, parameter=name)
+
+
+def _unspread(flow: Flow, value: int) -> int:
+    """The value of which `value` shows the same elements again and again."""
+    while (step := flow.made_by(value)) is not None and base(step.node.op) == "aten.expand":
+        value = step.inputs[0]
+    return value
 
 
 def _excites(flow: Flow, step: Step, factor: int, part: Part) -> bool:
