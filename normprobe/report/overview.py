@@ -80,7 +80,7 @@ def stream_facts(anatomy: Anatomy, stream: Stream) -> list[str]:
 def leftover_facts(anatomy: Anatomy) -> list[str]:
     """What lies off every stream: other norms by role, attention of no stream, computed weights, the head."""
     on_streams = {path for stream in anatomy.streams for path in _norm_paths(stream)}
-    inside = {norm.path for stream in anatomy.streams for norm in _inside(anatomy, stream)}
+    inside = {norm.path for stream in anatomy.streams for norm in _inner_norms(anatomy, stream)}
     other = [norm for norm in anatomy.norms if norm.path not in on_streams | inside]
     sites = [site for site in anatomy.attention if owner(anatomy, site.path) is None]
     off = " off the streams" if anatomy.streams else ""
@@ -129,14 +129,14 @@ def _norm_paths(stream: Stream) -> list[str]:
     return list(dict.fromkeys([*paths, *ends]))
 
 
-def _inside(anatomy: Anatomy, stream: Stream) -> list[NormSite]:
+def _inner_norms(anatomy: Anatomy, stream: Stream) -> list[NormSite]:
     inner = (norm for branch in stream.branches for norm in inner_norms(anatomy, branch))
     return list({norm.path: norm for norm in inner}.values())
 
 
 def _inner(anatomy: Anatomy, stream: Stream) -> list[str]:
     """The norms between the weights of its branches: `2 inner norms (LayerNorm eps 1e-06)`."""
-    inner = _inside(anatomy, stream)
+    inner = _inner_norms(anatomy, stream)
     return [f"{plural(len(inner), 'inner norm')} ({', '.join(norm_kinds(inner))})"] if inner else []
 
 
