@@ -55,7 +55,7 @@ def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
         if write is not None:
             trunks.writes[step.id] = write
             _uncross(flow, write, trunks.writes)
-            _joined(flow, write, trunks.writes)
+            _unite(flow, write, trunks.writes)
             return
 
 
@@ -147,7 +147,7 @@ def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
             return
 
 
-def _joined(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
+def _unite(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
     """What is added to two trunks is one branch, and reads the one from which it parts last."""
     same = [w for w in writes.values() if w.whole.end == write.whole.end]
     reader = max(same, key=lambda w: flow.producer.get(w.source, -1))

@@ -84,11 +84,9 @@ def read_stream(
     axis = _feature_axis(flow, readings)
     record = Stream(
         name=stream_name([b.block for b in branches]),
-        width=flow.shape(chain[0].output)[axis],
-        widths=tuple(dict.fromkeys(flow.shape(write.output)[axis] for write in chain)),
         depth=len(branches),
-        placement=_summary(branches),
-        parallel=any(b.parallel for b in branches),
+        **_widths(flow, chain, axis),
+        **_summary(branches),
         entry_norm=norm_path(entry_norms, norms),
         **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
         **topology(flow, chain, trunks),
@@ -121,9 +119,15 @@ def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
     return last.write.output
 
 
-def _summary(branches: Sequence[Branch]) -> Placement | str:
+def _widths(flow: Flow, chain: Sequence[Write], axis: int) -> dict[str, Any]:
+    widths = tuple(dict.fromkeys(flow.shape(write.output)[axis] for write in chain))
+    return {"width": widths[0], "widths": widths}
+
+
+def _summary(branches: Sequence[Branch]) -> dict[str, Any]:
     kinds = {b.placement for b in branches}
-    return kinds.pop() if len(kinds) == 1 else "mixed"
+    placement = kinds.pop() if len(kinds) == 1 else "mixed"
+    return {"placement": placement, "parallel": any(b.parallel for b in branches)}
 
 
 def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
