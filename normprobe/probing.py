@@ -21,15 +21,14 @@ from normprobe.capture.shadows import on_meta
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
-from normprobe.measures.extra import Subject
+from normprobe.measures.extra import Progress, Subject
 from normprobe.measures.extras import check_names, measure_extras
 from normprobe.measures.forward import measure_forward
-from normprobe.measures.gradients import measure_gradients
+from normprobe.measures.gradients import check_rate, measure_gradients
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Skipped, Target
 from normprobe.report.report import Report
 from normprobe.version import versions
 
-Progress = Callable[[str, int, int], None]
 _NO_VALUES = "; on the meta device it may also miss values that neither inputs nor constants decide"
 Loss = Callable[[Any, Any], Tensor]
 
@@ -42,6 +41,7 @@ def probe(
     measures: Sequence[str] = (),
     tokenizer: Any = None,
     loss: Loss | None = None,
+    lr: float | None = None,
     autocast: str | torch.dtype | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -61,6 +61,7 @@ def probe(
             "all"; they need level "forward" or "backward".
         tokenizer: called as `tokenizer(text, return_tensors="pt")` for inputs given as a text.
         loss: `loss(output, inputs)` gives the scalar whose gradients are taken at level "backward".
+        lr: learning rate; level "backward" then says how large a step is beside the weights of every branch.
         autocast: dtype of automatic mixed precision for all passes, as a torch dtype or its name.
         seed: seed of everything that is sampled.
         progress: called as `progress(stage, done, total)`.
@@ -69,21 +70,21 @@ def probe(
         The report. A forward that gives NaN is a finding, not an error.
 
     Raises:
-        SettingError: no module; an unknown level, measure or dtype; a loss without level "backward"; a seed that is
-            no int.
+        SettingError: no module; an unknown level, measure or dtype; a loss or a learning rate without
+            level "backward"; a seed that is no int.
         InputError: no inputs could be made; the model rejected them, or the tokenizer or the loss raised (their own
             error is the cause).
     """
     check_model(model)
     _check_settings(level, measures, loss, seed)
-    loss = _named(loss) if loss is not None else None
-    model = unwrapped(model)
+    check_rate(lr, level)
+    loss, model = _named(loss) if loss is not None else None, unwrapped(model)
     tell = progress or (lambda stage, done, total: None)
     values, description = _inputs(model, inputs, tokenizer, seed)
     values = _on_device(model, values)
     with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
         reading = _read(model, values, tell)
-        measured, skipped = _measure(model, values, reading, level, measures, loss, seed, tell)
+        measured, skipped = _measure(model, values, reading, level, measures, loss, lr, seed, tell)
     target = _target(model, description, autocast, reading.anatomy)
     return _judge(ReportData(target=target, level=level), reading, measured, skipped)
 
@@ -107,6 +108,7 @@ def _measure(
     level: Level,
     measures: Sequence[str],
     loss: Loss | None,
+    lr: float | None,
     seed: int,
     tell: Progress,
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
@@ -118,9 +120,8 @@ def _measure(
     measured, skipped = measure_forward(model, inputs, reading.anatomy, seed=seed)
     if level == "backward":
         tell("gradients", 0, 0)
-        gradients, more = measure_gradients(model, inputs, reading.anatomy, loss=loss)
-        measured = measured.model_copy(update={"gradients": gradients})
-        skipped = (*skipped, *more)
+        gradients, more = measure_gradients(model, inputs, reading.anatomy, loss, lr, measured.residual)
+        measured, skipped = measured.model_copy(update={"gradients": gradients}), (*skipped, *more)
     subject = Subject(model, inputs, reading.anatomy, measured, loss, seed, tell)
     measured, more = measure_extras(measures, subject)
     return measured, (*skipped, *more)

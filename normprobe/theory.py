@@ -202,6 +202,21 @@ def post_norm_skip_decay(layer: int, layers: int, norms_per_layer: int = 2, bran
     return float((1 + branch_rms**2) ** (-norms_per_layer * (layers - layer) / 2))
 
 
+def gradient_slope(post_norm: bool, branch_rms: float = 1.0) -> float:
+    """Slope of the logarithm of the parameter gradients' norm from one branch to the next, first to last, at init.
+
+    Pre-LN: 0, gradients have the same order in all layers. Post-LN: ½ ln(1 + r²), as the norm on the trunk after each
+    branch divides the skip by √(1 + r²); what flows back through the branches comes on top and makes it flatter.
+
+    Args:
+        post_norm: Post-LN; else Pre-LN.
+        branch_rms: r, the RMS of every branch over that of the trunk.
+
+    Source: Xiong et al. 2020, sec. 3, and `post_norm_skip_decay` for Post-LN.
+    """
+    return math.log(1 / post_norm_skip_decay(1, 2, 1, branch_rms)) if post_norm else 0.0
+
+
 def pre_norm_state_bounds(layer: int, width: int) -> tuple[float, float]:
     """Bounds on E‖x‖² of a token of a Pre-LN stream after layer l at init: (1 + l/2) d and (1 + 3l/2) d.
 

@@ -131,3 +131,9 @@ def test_sizes_that_make_no_sense_are_named() -> None:
             call()
     with pytest.raises(ValueError, match="between 1 and 4, found 5"):
         theory.post_norm_skip_decay(5, 4)
+
+
+def test_slope_of_gradients() -> None:
+    assert theory.gradient_slope(post_norm=False, branch_rms=3.0) == 0
+    assert theory.gradient_slope(post_norm=True) == pytest.approx(math.log(2) / 2)
+    assert theory.gradient_slope(post_norm=True, branch_rms=0.5) == pytest.approx(math.log(1.25) / 2)

@@ -86,7 +86,7 @@ def watch(
             operations are not counted.
     """
     with untouched(model) as keeper, torch.set_grad_enabled(grad):
-        watcher = _Watcher(handlers, keeper, everywhere)
+        watcher = Watcher(handlers, keeper, everywhere)
         with wrapped_forwards(model, watcher.around), watcher.modes(True):
             output = invoke(model, inputs, place and partial(without_modes, place))
         watcher.settle()
@@ -97,7 +97,7 @@ _Plan = dict[str, dict[int, OpSite]]  # operation, ordinal
 
 
 @dataclass(slots=True)
-class _Frame:
+class Frame:
     """One run of a module: what is watched directly inside it, and how often each such operation has run."""
 
     plan: _Plan
@@ -113,7 +113,7 @@ class _Frame:
         return ordinals.get(ordinal)
 
 
-class _Watcher:
+class Watcher:
     """Keeps count while the two modes and the forward wrapper report to it."""
 
     def __init__(self, handlers: Mapping[OpSite, Handler], keeper: Keeper, everywhere: bool) -> None:
@@ -125,7 +125,7 @@ class _Watcher:
         for site in handlers:
             self.plans[site.path, site.execution].setdefault(site.op, {})[site.ordinal] = site
         self.runs: defaultdict[str, int] = defaultdict(int)
-        self.root = _Frame(self.plans.get((".", 0), {}))
+        self.root = Frame(self.plans.get((".", 0), {}))
         self.frame = self.root  # operations outside every forward count towards the root's first run
         self.unsettled: list[OpSite] = []
         self.dispatch = _Dispatch(self)
@@ -133,10 +133,11 @@ class _Watcher:
         self.on = False
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One run of a module."""
         execution = self.runs[path]
         self.runs[path] = execution + 1
         first = path == "." and execution == 0
-        frame = self.root if first else _Frame(self.plans.get((path, execution), {}))
+        frame = self.root if first else Frame(self.plans.get((path, execution), {}))
         with self.modes(self.everywhere or bool(frame.plan)):
             return self.within(frame, forward, args, kwargs)
 
@@ -165,7 +166,8 @@ class _Watcher:
             else:
                 mode.__exit__(None, None, None)
 
-    def within(self, frame: _Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def within(self, frame: Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run `function`; the operations directly inside count towards `frame`."""
         outer, self.frame = self.frame, frame
         try:
             return function(*args, **kwargs)
@@ -175,7 +177,7 @@ class _Watcher:
     def composite(self, function: Any, names: Sequence[str], args: Any, kwargs: Any) -> Any:
         """A torch function that is watched as a whole: what it is made of is not counted."""
         site = self.frame.site(function.__name__)
-        run = partial(self.within, _Frame({}), function, args, kwargs)
+        run = partial(self.within, Frame({}), function, args, kwargs)
         if site is None:
             return run()
         return self.operation(site, dict(zip(names, args, strict=False)) | kwargs, run)
@@ -220,7 +222,7 @@ class _Known(dict[int, tuple[str, bool]]):
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
-    def __init__(self, watcher: _Watcher) -> None:
+    def __init__(self, watcher: Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watcher = watcher
         self.known = _Known()
@@ -242,7 +244,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    def __init__(self, watcher: _Watcher) -> None:
+    def __init__(self, watcher: Watcher) -> None:
         super().__init__()
         self.watcher = watcher
 
@@ -251,7 +253,7 @@ class _Functions(TorchFunctionMode):
         if names is not None:
             return self.watcher.composite(func, names, args, kwargs or {})
         if is_product_of_parts(func, args):
-            return self.watcher.within(_Frame({}), func, args, kwargs or {})
+            return self.watcher.within(Frame({}), func, args, kwargs or {})
         inside = opened(func)
         if inside is None:
             return func(*args, **(kwargs or {}))

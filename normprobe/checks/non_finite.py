@@ -54,7 +54,7 @@ class NonFinite(Check):
             first = found.first_non_finite or (places[0] if places else ".")
             yield self.finding(
                 first,
-                f"not finite from here on: {kinds}",
+                f"not finite from here on: {kinds}{_made_by(found)}",
                 value="not finite",
                 source="IEEE 754-2019, sec. 6",
                 places=dict.fromkeys([first, *places]),
@@ -80,3 +80,13 @@ class NonFinite(Check):
         for branch in gradients.branches:
             if self.exceeds(branch.parameter_norm) or self.exceeds(branch.activation_rms):
                 yield f"gradients in stream {branch.stream}", branch.path
+
+
+def _made_by(found: Measurements) -> str:
+    """The operation that gave the first such value or gradient, where it is known."""
+    backward = None if found.gradients is None else found.gradients.first_non_finite
+    made = found.first_non_finite_operation or backward
+    if made is None:
+        return ""
+    place = "" if made.site is None else f" in {made.site.path}"
+    return f"; the {made.direction} of {made.operation}{place} gave the first"

@@ -104,6 +104,10 @@ LevelOption = Annotated[
 Backward = Annotated[
     bool, typer.Option("--backward", help="And its gradients: one backward pass more.", rich_help_panel=_RUN)
 ]
+LearningRate = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--lr", help="With --backward: step against weights.", rich_help_panel=_RUN, show_default=False),
+]
 Measures = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(

@@ -34,6 +34,7 @@ class Request:
     seed: int = 0
     level: opt.LevelChoice = opt.LevelChoice.FORWARD
     backward: bool = False
+    lr: float | None = None
     measures: str | None = None
     deep: bool = False
     autocast: opt.AutocastChoice | None = None

@@ -44,21 +44,22 @@ def first_broken_module(model: nn.Module, inputs: Inputs) -> str | None:
     Returns:
         A path ("." for the root), or None where all modules gave finite outputs.
     """
-    broken: list[tuple[bool, str]] = []
+    seen: list[tuple[bool, str]] = []
 
     def around(path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        sound = not any(map(_broken_input, floats((args, kwargs))))
+        sound = not any(map(broken, floats((args, kwargs))))
         output = forward(*args, **kwargs)
         if all_finite(output) is False:
-            broken.append((sound, path))
+            seen.append((sound, path))
         return output
 
     with untouched(model) as keeper, torch.no_grad(), wrapped_forwards(model, around), keeper.mode():
         invoke(model, inputs)
-    return next((path for sound, path in broken if sound), broken[0][1] if broken else None)
+    return next((path for sound, path in seen if sound), seen[0][1] if seen else None)
 
 
-def _broken_input(x: Tensor) -> bool:
+def broken(x: Tensor) -> bool:
+    """Whether an element is NaN or +∞; −∞ stands for a mask."""
     if x.is_complex() or x.layout != torch.strided or x.numel() == 0:
         return not _finite(x)
     return not bool(x.max() < torch.inf)  # NaN wins

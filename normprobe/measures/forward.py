@@ -10,6 +10,7 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler
 from normprobe.measures.finite import all_finite, first_broken_module
+from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.padding import padding_masks
 from normprobe.measures.residual import read_stream, write_handlers
 from normprobe.measures.writes import WriteHandler
@@ -22,8 +23,8 @@ def measure_forward(
     """Measure every residual stream and attention site of `anatomy` in one forward of `model`.
 
     The model runs in eval mode without gradients and is left bit for bit as it was, also when its forward
-    raises (that error passes through). Where a stream or an output is not finite, one more forward finds the
-    first module that broke it. On the meta device there is nothing to measure.
+    raises (that error passes through). Where a stream or an output is not finite, two more forwards find
+    the first module that broke it and the operation in it. On the meta device there is nothing to measure.
 
     Args:
         model: the model that `anatomy` was read from.
@@ -47,11 +48,19 @@ def measure_forward(
     attention, unseen = _attention(logits, watched)
     finite = all_finite(watched.output)
     broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
+    operation = None
     if finite is False or broken is not None:
         broken = first_broken_module(model, inputs) or broken
+        operation = None if broken is None else first_broken_operation(model, inputs, broken)
     if finite is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    measured = Measurements(residual=streams, attention=attention, output_finite=finite, first_non_finite=broken)
+    measured = Measurements(
+        residual=streams,
+        attention=attention,
+        output_finite=finite,
+        first_non_finite=broken,
+        first_non_finite_operation=operation,
+    )
     return measured, (*skipped, *unseen)
 
 

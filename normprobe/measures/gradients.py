@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +12,37 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from normprobe import stats
+from normprobe import stats, theory
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.errors import SettingError
 from normprobe.measures.loss import LossFunction, loss_of
+from normprobe.measures.origin import first_broken_gradient
 from normprobe.measures.stand_ins import stand_ins
-from normprobe.records import Anatomy, Basis, BranchGradient, GradientMeasure, OpSite, Skipped, Stream
+from normprobe.records import (
+    Anatomy,
+    Basis,
+    BranchGradient,
+    GradientLaw,
+    GradientMeasure,
+    OpSite,
+    Skipped,
+    Stream,
+    StreamMeasure,
+)
 
 
 def measure_gradients(
-    model: nn.Module, inputs: Inputs, anatomy: Anatomy, loss: LossFunction | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    anatomy: Anatomy,
+    loss: LossFunction | None = None,
+    lr: float | None = None,
+    residual: Sequence[StreamMeasure] = (),
 ) -> tuple[GradientMeasure | None, tuple[Skipped, ...]]:
-    """Gradients of one loss by depth, from one forward and one backward in eval mode.
+    """Gradients of one loss by depth, from one forward and one backward in eval mode; one of each more where a gradient
+    is not finite.
 
     While it runs the model computes with stand-ins that share the memory of its floating point parameters, so
     that frozen ones have a gradient too, and no `grad`, flag or hook of a parameter is touched. A parameter
@@ -35,6 +54,8 @@ def measure_gradients(
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         anatomy: its streams name the branches.
         loss: `loss(output, inputs)` gives a scalar; None: see `loss.loss_of`.
+        lr: learning rate for the ratios of update to weight.
+        residual: of the same forward; gives the closed form the size of the branches.
 
     Returns:
         The measure, and what was not measured with the reason. `last_to_first` and `slope` (a least-squares
@@ -59,8 +80,47 @@ def measure_gradients(
         except (RuntimeError, NotImplementedError) as error:
             why = f"autograd cannot differentiate the loss: {type(error).__name__}: {error}"
             return None, (Skipped(what="gradients", why=why),)
-    branches = tuple(_branches(anatomy.streams, gradients))
-    return _measure(value.detach(), name, branches, anatomy.streams), tuple(_skips(sites, watched))
+    branches = tuple(_branches(anatomy.streams, gradients, lr))
+    measure = _measure(value.detach(), name, branches, anatomy.streams)
+    longest = max(anatomy.streams, key=lambda stream: stream.depth, default=None)
+    more: dict[str, Any] = {"lr": lr, "expected": None if longest is None else _law(longest, residual)}
+    if not all(math.isfinite(size) for size in (*gradients.norms.values(), *gradients.rms.values())):
+        more["first_non_finite"] = first_broken_gradient(model, inputs, anatomy, loss)
+    return measure.model_copy(update=more), tuple(_skips(sites, watched))
+
+
+def _law(stream: Stream, residual: Sequence[StreamMeasure]) -> GradientLaw | None:
+    """The closed form for the slope; None where none is known for the placement."""
+    if stream.placement not in ("pre", "post") or stream.depth < 2:
+        return None
+    states = next((measure.states for measure in residual if measure.stream == stream.name), ())
+    ratios = [state.write_ratio for state in states if math.isfinite(state.write_ratio)]
+    size = statistics.median(ratios) if ratios else 1.0
+    slope = theory.gradient_slope(stream.placement == "post", size)
+    writes = len({branch.add for branch in stream.branches})
+    return GradientLaw(
+        slope=slope,
+        last_to_first=math.exp(slope * (writes - 1)),
+        branch_rms=size,
+        source="Xiong et al. 2020, sec. 3",
+    )
+
+
+def check_rate(lr: object, level: str) -> None:
+    """Refuse a learning rate that is none, or that would have no effect.
+
+    Raises:
+        SettingError: `lr` is no positive number, or no gradients are taken at this level.
+    """
+    if lr is None:
+        return
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
+        raise SettingError("the learning rate is no positive number", expected="a float above 0", found=repr(lr))
+    if level != "backward":
+        hint = 'pass level="backward", or leave lr= out'
+        raise SettingError(
+            "a learning rate was given, but no gradients are taken", expected='level="backward"', found=level, hint=hint
+        )
 
 
 class _Edge(Handler):
@@ -92,10 +152,11 @@ def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]
 
 @dataclass(frozen=True)
 class _Gradients:
-    """What is left of the gradients: norm and size by parameter, RMS by add."""
+    """What is left of the gradients: norm and size by parameter, norm of the parameter itself, RMS by add."""
 
     norms: Mapping[str, float]
     sizes: Mapping[str, int]
+    weights: Mapping[str, float]
     rms: Mapping[OpSite, float]
     dtype: str
 
@@ -112,6 +173,7 @@ def _differentiate(
     return _Gradients(
         norms={n: _norm(g) for n, g in zip(names, parameters, strict=True)},
         sizes={n: leaves[n].numel() for n in names},
+        weights={n: _norm(leaves[n].detach()) for n in names},
         rms={site: _rms(g) for site, g in zip(edges, states, strict=True)},
         dtype=next((str(g.dtype).removeprefix("torch.") for g in parameters if g is not None), str(value.dtype)),
     )
@@ -131,18 +193,24 @@ def _rms(gradient: Tensor | None) -> float:
     return float(stats.token_rms(dense.flatten()))
 
 
-def _branches(streams: Sequence[Stream], gradients: _Gradients) -> Iterator[BranchGradient]:
+def _branches(streams: Sequence[Stream], gradients: _Gradients, lr: float | None) -> Iterator[BranchGradient]:
     for stream in streams:
         for index, branch in enumerate(stream.branches):
             names = [n for n in branch.parameters if n in gradients.norms]
+            norm = math.hypot(*(gradients.norms[n] for n in names))
+            weight = math.hypot(*(gradients.weights[n] for n in names))
+            entries = sum(gradients.sizes[n] for n in names)
             yield BranchGradient(
                 stream=stream.name,
                 branch=index,
                 path=branch.path,
                 kind=branch.kind,
-                parameter_norm=math.hypot(*(gradients.norms[n] for n in names)),
+                parameter_norm=norm,
                 activation_rms=gradients.rms.get(branch.add, math.nan),
-                parameters=sum(gradients.sizes[n] for n in names),
+                parameters=entries,
+                weight_norm=weight,
+                update_ratio=lr * norm / weight if lr is not None and weight else None,
+                adam_ratio=lr * math.sqrt(entries) / weight if lr is not None and weight else None,
             )
 
 

@@ -18,6 +18,7 @@ from normprobe.records.basis import Basis
 from normprobe.records.measurements import (
     AttentionMeasure,
     BranchGradient,
+    GradientLaw,
     GradientMeasure,
     Growth,
     HeadLogits,
@@ -25,6 +26,7 @@ from normprobe.records.measurements import (
     Level,
     MassiveActivation,
     Measurements,
+    NonFinite,
     StreamMeasure,
     StreamState,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "BranchGradient",
     "BranchScale",
     "Finding",
+    "GradientLaw",
     "GradientMeasure",
     "Growth",
     "Head",
@@ -57,6 +60,7 @@ __all__ = [
     "Level",
     "MassiveActivation",
     "Measurements",
+    "NonFinite",
     "NormSite",
     "NormSpec",
     "OpSite",

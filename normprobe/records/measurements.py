@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from normprobe.records.anatomy import OpSite
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 from normprobe.records.batchnorm import BatchNormMeasure
@@ -157,8 +158,44 @@ class AttentionMeasure(Record):
     heads: tuple[HeadLogits, ...]
 
 
+class NonFinite(Record):
+    """The operation that first gave a value that is not finite though it was given finite ones.
+
+    Attributes:
+        direction: whether the value itself or a gradient was not finite.
+        operation: by torch's name; backward that of autograd's node.
+        site: where it runs; None where it is no operation of the model (one of the loss) or was not seen.
+    """
+
+    direction: Literal["forward", "backward"]
+    operation: str
+    site: OpSite | None
+
+
+class GradientLaw(Record):
+    """What a closed form says of the parameter gradients of a stack at initialisation, beside what was measured.
+
+    Attributes:
+        slope: of ln norm by index of the branch.
+        last_to_first: e^(slope · (branches − 1)).
+        branch_rms: RMS of a branch over that of the trunk that went into it; 1 where it was not measured.
+        source: the citation.
+    """
+
+    slope: float
+    last_to_first: float
+    branch_rms: float
+    source: str
+
+
 class BranchGradient(Record):
-    """Gradient of one branch: L2 norm over all its parameters, and RMS of the gradient that reaches its add."""
+    """Gradient of one branch: L2 norm over all its parameters, and RMS of the gradient that reaches its add.
+
+    `weight_norm` is the L2 norm of these parameters. For the learning rate of the measure, `update_ratio` is
+    lr · parameter_norm / weight_norm, a step of gradient descent as a share of the weights, and `adam_ratio`
+    lr · √parameters / weight_norm, Adam's first step, in which every entry moves by lr (Kingma & Ba 2015, sec. 2.1).
+    None without a learning rate or where all weights are 0.
+    """
 
     stream: str
     branch: int
@@ -167,10 +204,17 @@ class BranchGradient(Record):
     parameter_norm: float
     activation_rms: float
     parameters: int
+    weight_norm: float | None = None
+    update_ratio: float | None = None
+    adam_ratio: float | None = None
 
 
 class GradientMeasure(Record):
-    """Gradients of `loss` by depth. `last_to_first` is the ratio of parameter norms of the last to the first branch."""
+    """Gradients of `loss` by depth. `last_to_first` is the ratio of parameter norms of the last to the first branch.
+
+    `expected` is the closed form for the placement of the stream that `slope` is of; None where there is none. `lr` is
+    the learning rate that was given. `first_non_finite` is looked for where a gradient is not finite.
+    """
 
     loss: str
     value: float
@@ -178,6 +222,9 @@ class GradientMeasure(Record):
     branches: tuple[BranchGradient, ...]
     last_to_first: float
     slope: float
+    expected: GradientLaw | None = None
+    lr: float | None = None
+    first_non_finite: NonFinite | None = None
 
 
 class Measurements(Record):
@@ -193,8 +240,9 @@ class Measurements(Record):
     depth: DepthMeasure | None = None
     output_finite: bool | None = None
     first_non_finite: str | None = Field(
-        default=None, description="place of the first operation whose output was not finite"
+        default=None, description="path of the first module whose output was not finite"
     )
+    first_non_finite_operation: NonFinite | None = None
 
 
 Level = Literal["structure", "forward", "backward"]

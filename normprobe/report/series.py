@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from normprobe.records import (
     AttentionMeasure,
     Basis,
+    GradientMeasure,
     HeadLogits,
     MassiveActivation,
     Measurements,
@@ -220,8 +221,22 @@ def _gradients(data: ReportData) -> Chart:
         f"loss {number(gradients.value)} ({gradients.loss})",
         f"last to first branch ×{number(gradients.last_to_first)}",
         f"slope {number(gradients.slope)} a branch",
+        *_beside(gradients),
     )
     return Chart("Gradients", caption, tuple(_gradient(data, name, (summary,)) for name in names))
+
+
+def _beside(gradients: GradientMeasure) -> Iterator[str]:
+    """The closed form for the slope, and steps beside weights, where there are any."""
+    if gradients.expected is not None:
+        yield f"closed form at init {number(gradients.expected.slope)}"
+    for name, ratios in (
+        ("gradient descent", [b.update_ratio for b in gradients.branches]),
+        ("Adam's first step", [b.adam_ratio for b in gradients.branches]),
+    ):
+        known = [ratio for ratio in ratios if ratio is not None]
+        if known and gradients.lr is not None:
+            yield f"update / weight at lr {number(gradients.lr)}, {name}: {_spread(known)}"
 
 
 def _gradient(data: ReportData, stream: str, captions: tuple[Facts, ...]) -> Series:

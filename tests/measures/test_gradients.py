@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normprobe import probe
 from normprobe.capture.invoke import invoke
-from normprobe.errors import InputError
+from normprobe.errors import InputError, SettingError
 from normprobe.measures.gradients import measure_gradients
 from normprobe.records import GradientMeasure
+from normprobe.report.render import document
 from tests.measures.models import CASES, Adds, Case, ResNet, anatomy_of, gpt2, llama, shaken, t5
+from tests.models import decoder
 
 
 def measured(model: nn.Module, inputs: Any, loss: Any = None) -> GradientMeasure:
@@ -290,3 +293,55 @@ def test_there_is_nothing_to_differentiate_on_meta() -> None:
     found, (skip,) = measure_gradients(model.to("meta"), torch.randn(1, 4, 8, device="meta"), anatomy)
     assert found is None
     assert "meta device" in skip.why
+
+
+def test_steps_are_set_against_the_weights() -> None:
+    case = llama()
+    anatomy = anatomy_of(case.model, case.inputs)
+    found, _ = measure_gradients(case.model, case.inputs, anatomy, lr=1e-3)
+    assert found is not None
+    _, gradients, _ = reference(case, lambda output: _next_token(output.logits, case.inputs["input_ids"]))
+    weights = {name: parameter.detach().double() for name, parameter in case.model.named_parameters()}
+    for branch, measure in zip(anatomy.streams[0].branches, found.branches, strict=True):
+        weight = math.sqrt(sum(float(weights[n].square().sum()) for n in branch.parameters))
+        update = math.sqrt(sum(float(gradients[n].square().sum()) for n in branch.parameters)) * 1e-3
+        signs = math.sqrt(sum(weights[n].numel() for n in branch.parameters)) * 1e-3
+        assert measure.weight_norm == pytest.approx(weight, rel=1e-5)
+        assert measure.update_ratio == pytest.approx(update / weight, rel=1e-4)
+        assert measure.adam_ratio == pytest.approx(signs / weight, rel=1e-5)
+
+
+def _next_token(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_without_a_learning_rate_there_is_no_step() -> None:
+    model, x = shaken(ResNet()), torch.randn(2, 3, 5, 7)
+    assert all(b.update_ratio is None and b.adam_ratio is None and b.weight_norm for b in measured(model, x).branches)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+def test_the_closed_form_stands_beside_the_slope(placement: str) -> None:
+    model, ids = decoder(placement, layers=6)
+    report = probe(model, ids, level="backward")
+    found = report.gradients
+    assert found is not None
+    if placement == "sandwich":
+        assert found.expected is None
+        return
+    ratios = torch.tensor([state.write_ratio for state in report.residual[0].states]).double()
+    size = float(ratios.sort().values[5:7].mean())
+    assert found.expected is not None
+    assert found.expected.branch_rms == pytest.approx(size)
+    slope = 0.5 * math.log(1 + size**2) if placement == "post" else 0.0
+    assert found.expected.slope == pytest.approx(slope)
+    assert found.expected.last_to_first == pytest.approx(math.exp(11 * slope))
+
+
+def test_a_learning_rate_that_would_have_no_effect_is_refused() -> None:
+    model, ids = decoder("pre")
+    with pytest.raises(SettingError, match="no gradients are taken"):
+        probe(model, ids, lr=1e-3)
+    with pytest.raises(SettingError, match="no positive number"):
+        probe(model, ids, level="backward", lr=-1.0)
+    assert "update / weight at lr 0.001" in document(probe(model, ids, level="backward", lr=1e-3).data, "markdown")
