@@ -20,7 +20,9 @@ ABOUT: dict[ExtraName, About] = {
         "batch against stored statistics, train against eval mode, half the batch",
         "3 forwards: eval mode, batch norms in train mode, the same with the batch in halves",
     ),
-    "gain": About("RMS and gradient RMS across every block, and what they make of the depth", "1 forward, 1 backward"),
+    "gain": About(
+        "RMS and gradient RMS across every block, and what they make of the depth", "1 forward, 1 backward a stream"
+    ),
     "jacobian": About(
         "mean squared singular value of the Jacobian of every block and of the model, by 8 random probes",
         "1 forward, 16 to 24 backwards",

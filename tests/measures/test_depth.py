@@ -45,6 +45,16 @@ def test_kl_of_known_distributions() -> None:
     assert kl(torch.full((1, 3), torch.nan), q) != kl(p, q)
 
 
+def test_kl_of_almost_equal_distributions_is_exact() -> None:
+    """float32 has −1e-9 or so where the divergence is Σ p δ² / 2."""
+    p = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
+    moved = p + 1e-5 * torch.randn(50, 64, generator=torch.Generator().manual_seed(1))
+    wide = moved.double() - p.double()
+    weights = p.double().softmax(-1)
+    spread = (weights * wide.square()).sum(-1) - (weights * wide).sum(-1).square()
+    assert kl(p, moved) == pytest.approx(float(spread.mean() / 2), rel=1e-3)
+
+
 def by_hand(model: nn.Module, ids: Tensor, placement: str, without: tuple[int, str] | None, end: int) -> Tensor:
     """Logits with one write left out and with the final norm and head on the state after `end` blocks."""
     x = model.embedding(ids)
