@@ -6,7 +6,7 @@ Dims: R rows, C columns, L writes to a stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -191,6 +191,20 @@ def peak(x: Tensor, feature_axis: int = -1) -> Peak:
     value = float(rows[torch.unravel_index(flat, rows.shape)])
     token, channel = divmod(int(flat), rows.shape[-1])
     return Peak(abs(value), value, channel, token)
+
+
+def relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """‖values − reference‖ / ‖reference‖ over all pairs (values, reference) together, L2, summed in float64.
+
+    0 where both are 0, NaN where an element of either is not finite.
+    """
+    apart, size = 0.0, 0.0
+    for values, reference in pairs:
+        apart += float((values.double() - reference.double()).square().sum())
+        size += float(reference.double().square().sum())
+    if not math.isfinite(apart) or not math.isfinite(size):
+        return math.nan
+    return math.sqrt(apart / size) if size else (math.inf if apart else 0.0)
 
 
 def growth(values: Sequence[float]) -> Growth:

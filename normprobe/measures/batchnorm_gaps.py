@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from normprobe import stats
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.measures.extra import Subject
 from normprobe.measures.finite import floats
@@ -35,7 +35,7 @@ def gaps(
         whole = _outputs(subject.model, [subject.inputs])
         if isinstance(whole, str):
             return None, None, (Skipped(what=_TRAIN, why=whole), Skipped(what=_HALVES, why=whole))
-        gap = relative(zip(whole[0], plain, strict=True))
+        gap = stats.relative_error(zip(whole[0], plain, strict=True))
         halves = _split(subject.inputs)
         if isinstance(halves, str):
             return gap, None, (Skipped(what=_HALVES, why=halves),)
@@ -46,21 +46,7 @@ def gaps(
     rows = [(torch.cat(pair), full) for full, *pair in zip(whole[0], *parts, strict=False) if _joins(pair, full)]
     if not rows:
         return gap, None, (Skipped(what=_HALVES, why="no output has a row for each sample"),)
-    return gap, relative(rows), ()
-
-
-def relative(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """‖values − reference‖ / ‖reference‖ over all pairs (values, reference) together, L2, summed in float64.
-
-    0 where both are 0, NaN where one is not finite.
-    """
-    apart, size = 0.0, 0.0
-    for values, reference in pairs:
-        apart += float((values.double() - reference.double()).square().sum())
-        size += float(reference.double().square().sum())
-    if math.isnan(apart) or not math.isfinite(size):
-        return math.nan
-    return math.sqrt(apart / size) if size else (math.inf if apart else 0.0)
+    return gap, stats.relative_error(rows), ()
 
 
 def batch_size(inputs: Inputs) -> int | None:

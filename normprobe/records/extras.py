@@ -35,4 +35,8 @@ ABOUT: dict[ExtraName, About] = {
         "what the output loses when a branch is skipped, and what the head reads after each block",
         "1 forward, 1 for each write (at most 64), 1 for each block",
     ),
+    "precision": About(
+        "relative error of norms, writes and outputs in half precision, first overflow, half-precision reductions",
+        "1 forward in float32 and 1 in each half precision, 1 more where something is not finite",
+    ),
 }

@@ -13,6 +13,7 @@ from normprobe.records.batchnorm import BatchNormMeasure
 from normprobe.records.depth import DepthMeasure
 from normprobe.records.gain import GainMeasure
 from normprobe.records.jacobian import JacobianMeasure
+from normprobe.records.precision import PrecisionMeasure
 from normprobe.records.smoothness import SmoothnessMeasure
 
 
@@ -238,6 +239,7 @@ class Measurements(Record):
     jacobian: JacobianMeasure | None = None
     smoothness: SmoothnessMeasure | None = None
     depth: DepthMeasure | None = None
+    precision: PrecisionMeasure | None = None
     output_finite: bool | None = None
     first_non_finite: str | None = Field(
         default=None, description="path of the first module whose output was not finite"
