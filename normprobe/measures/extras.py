@@ -10,6 +10,7 @@ from normprobe.measures.depth import Depth
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.gain import Gain
 from normprobe.measures.jacobian import Jacobian
+from normprobe.measures.norms import Norms
 from normprobe.measures.precision import Precision
 from normprobe.measures.smoothness import Smoothness
 from normprobe.records import Measurements, Skipped
@@ -20,6 +21,7 @@ EXTRAS: tuple[Extra, ...] = (
     Smoothness(),
     BatchNorm(),
     Depth(),
+    Norms(),
     Precision(),
 )
 

@@ -35,6 +35,7 @@ ABOUT: dict[ExtraName, About] = {
         "what the output loses when a branch is skipped, and what the head reads after each block",
         "1 forward, 1 for each write (at most 64), 1 for each block",
     ),
+    "norms": About("input-output curve of every norm, how near it is to tanh, statistics of its gain", "1 forward"),
     "precision": About(
         "relative error of norms, writes and outputs in half precision, first overflow, half-precision reductions",
         "1 forward in float32 and 1 in each half precision, 1 more where something is not finite",

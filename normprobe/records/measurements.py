@@ -13,6 +13,7 @@ from normprobe.records.batchnorm import BatchNormMeasure
 from normprobe.records.depth import DepthMeasure
 from normprobe.records.gain import GainMeasure
 from normprobe.records.jacobian import JacobianMeasure
+from normprobe.records.norm_curves import NormsMeasure
 from normprobe.records.precision import PrecisionMeasure
 from normprobe.records.smoothness import SmoothnessMeasure
 
@@ -239,6 +240,7 @@ class Measurements(Record):
     jacobian: JacobianMeasure | None = None
     smoothness: SmoothnessMeasure | None = None
     depth: DepthMeasure | None = None
+    norms: NormsMeasure | None = None
     precision: PrecisionMeasure | None = None
     output_finite: bool | None = None
     first_non_finite: str | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.tables import batchnorm, depth, gain, jacobian, precision, smoothness
+from normprobe.report.tables import batchnorm, depth, gain, jacobian, norms, precision, smoothness
 from normprobe.report.tables.table import Maker, Table
 
 __all__ = ["MAKERS", "Maker", "Table", "tables"]
@@ -16,6 +16,7 @@ MAKERS: tuple[Maker, ...] = (
     smoothness.make,
     batchnorm.make,
     depth.make,
+    norms.make,
     precision.make,
 )
 
