@@ -119,6 +119,26 @@ def test_a_gain_along_axis_1() -> None:
     assert [point.output for point in found.points] == pytest.approx([b for _, b in expected], abs=1e-4)
 
 
+class OnePlus(nn.Module):
+    """Stores its gain less 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+
+def test_a_gain_that_is_stored_less_one() -> None:
+    (found,) = measured(nn.Sequential(OnePlus()), normal(5, 8))
+    assert found.gain is not None
+    assert (found.gain.smallest, found.gain.largest) == (0.5, 1.5)
+    z = torch.nn.functional.rms_norm(normal(5, 8).double(), (8,), eps=1e-6).flatten()
+    expected = grouped(normal(5, 8).double().flatten(), z, 32)
+    assert [point.output for point in found.points] == pytest.approx([b for _, b in expected], abs=1e-5)
+
+
 def test_statistics_of_the_gain() -> None:
     norm = nn.LayerNorm(8)
     with torch.no_grad():
