@@ -265,7 +265,7 @@ class Convolutional(nn.Module):
         return self.head(self.drop(x.mean(-1)))
 
 
-@pytest.mark.parametrize("measure", ["batchnorm", "norms", "precision"])
+@pytest.mark.parametrize("measure", ["batchnorm", "norms", "cost", "precision"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_measures_of_a_model_with_batch_norm(measure: str, rows: int) -> None:
     model, inputs = lived_in((Convolutional(), torch.randn(rows, WIDTH, 5)))

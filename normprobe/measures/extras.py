@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from normprobe.errors import SettingError
 from normprobe.measures.batchnorm import BatchNorm
+from normprobe.measures.cost import Cost
 from normprobe.measures.depth import Depth
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.gain import Gain
@@ -22,6 +23,7 @@ EXTRAS: tuple[Extra, ...] = (
     BatchNorm(),
     Depth(),
     Norms(),
+    Cost(),
     Precision(),
 )
 

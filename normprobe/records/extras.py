@@ -36,6 +36,10 @@ ABOUT: dict[ExtraName, About] = {
         "1 forward, 1 for each write (at most 64), 1 for each block",
     ),
     "norms": About("input-output curve of every norm, how near it is to tanh, statistics of its gain", "1 forward"),
+    "cost": About(
+        "operations, reductions and bytes of every norm, their share of a forward and of one token",
+        "1 forward that counts, 6 that are timed, 6 of one token",
+    ),
     "precision": About(
         "relative error of norms, writes and outputs in half precision, first overflow, half-precision reductions",
         "1 forward in float32 and 1 in each half precision, 1 more where something is not finite",

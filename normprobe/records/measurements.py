@@ -10,6 +10,7 @@ from normprobe.records.anatomy import OpSite
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 from normprobe.records.batchnorm import BatchNormMeasure
+from normprobe.records.cost import CostMeasure
 from normprobe.records.depth import DepthMeasure
 from normprobe.records.gain import GainMeasure
 from normprobe.records.jacobian import JacobianMeasure
@@ -241,6 +242,7 @@ class Measurements(Record):
     smoothness: SmoothnessMeasure | None = None
     depth: DepthMeasure | None = None
     norms: NormsMeasure | None = None
+    cost: CostMeasure | None = None
     precision: PrecisionMeasure | None = None
     output_finite: bool | None = None
     first_non_finite: str | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.tables import batchnorm, depth, gain, jacobian, norms, precision, smoothness
+from normprobe.report.tables import batchnorm, cost, depth, gain, jacobian, norms, precision, smoothness
 from normprobe.report.tables.table import Maker, Table
 
 __all__ = ["MAKERS", "Maker", "Table", "tables"]
@@ -17,6 +17,7 @@ MAKERS: tuple[Maker, ...] = (
     batchnorm.make,
     depth.make,
     norms.make,
+    cost.make,
     precision.make,
 )
 
