@@ -39,9 +39,10 @@ class Cost(Extra):
             return None, (Skipped(what=self.name, why="the model runs no norm that is a module"),)
         model, inputs = subject.model, subject.inputs
         paths = frozenset(norm.path for norm in norms)
-        with untouched(model), torch.no_grad():
+        with untouched(model) as keeper, torch.no_grad():
             subject.tell(self.name, 0, 3)
-            counted = _count(model, inputs, paths)
+            with keeper.mode():  # what is written here is kept for the timed forwards too, which run without
+                counted = _count(model, inputs, paths)
             subject.tell(self.name, 1, 3)
             whole = _timed(model, inputs, paths)
             subject.tell(self.name, 2, 3)

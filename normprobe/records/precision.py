@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from normprobe.records.anatomy import Reduction
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.norms import Reduction
 
 
 class PlaceError(Record):
