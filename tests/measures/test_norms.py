@@ -13,6 +13,7 @@ import normprobe
 from normprobe.measures.curves import bend, grouped
 from normprobe.records.norm_curves import NormCurve
 from normprobe.report.tables import tables
+from normprobe.report.wording import KINDS
 from tests.models import MODELS
 from tests.test_no_trace import lived_in
 from tests.trace import Snapshot
@@ -168,5 +169,5 @@ def test_every_kind_of_model_is_measured_and_left_as_it_was(name: str) -> None:
 def test_the_table_has_the_nearest_to_tanh_first() -> None:
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), Dyt())
     (table,) = tables(normprobe.probe(model, normal(4, 8) * 3, measures=("norms",)).data)
-    assert [row[:2] for row in table.rows] == [("2", "DyT"), ("0", "LayerNorm")]
+    assert [row[:2] for row in table.rows] == [("2", KINDS["dyt"]), ("0", KINDS["layernorm"])]
     assert all(len(row) == len(table.columns) for row in table.rows)
