@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from normprobe.probing import probe
     from normprobe.report.report import Report
     from normprobe.rewrites import AddFinalNorm, Effect, Plan, Proof, Rewrite, UpcastNorms
+    from normprobe.sweeping.check import coordinate_check
+    from normprobe.sweeping.mup import parameter_groups
 
 __all__ = [
     "AddFinalNorm",
@@ -22,7 +24,9 @@ __all__ = [
     "Rewrite",
     "UpcastNorms",
     "__version__",
+    "coordinate_check",
     "mend",
+    "parameter_groups",
     "plan",
     "probe",
     "rewrite",
@@ -31,6 +35,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Mending", "mend", "plan", "rewrite"), "normprobe.mending"),
     **dict.fromkeys(("AddFinalNorm", "Effect", "Plan", "Proof", "Rewrite", "UpcastNorms"), "normprobe.rewrites"),
+    "coordinate_check": "normprobe.sweeping.check",
+    "parameter_groups": "normprobe.sweeping.mup",
     "probe": "normprobe.probing",
     "Report": "normprobe.report.report",
 }

@@ -8,6 +8,7 @@ import typer
 
 from normprobe.cli.audit import audit, demo
 from normprobe.cli.rules import explain, rules
+from normprobe.cli.sweep import sweep
 from normprobe.cli.verify import verify
 from normprobe.version import __version__
 
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (audit, demo, rules, explain, verify):
+for command in (audit, demo, rules, explain, sweep, verify):
     app.command()(command)
 
 

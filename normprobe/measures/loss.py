@@ -18,6 +18,7 @@ from normprobe.records import Anatomy
 
 LossFunction = Callable[[Any, Inputs], Tensor]
 
+MEAN_SQUARE = "mean square of the first output"
 _IGNORED = -100  # the target index that torch's cross-entropy leaves out
 
 
@@ -49,7 +50,7 @@ def loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction |
     found = next((t for t in floats(output) if t.requires_grad and t.numel()), None)
     if found is None:
         raise InputError("no output of the model depends on a parameter", hint="pass loss=")
-    return stats.widen(found).square().mean(), "mean square of the first output"
+    return stats.widen(found).square().mean(), MEAN_SQUARE
 
 
 def _scalar(loss: object) -> Tensor:

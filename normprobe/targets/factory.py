@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +50,36 @@ def load_factory(where: str, attribute: str, options: TargetOptions, name: str) 
                 result = found()
     model, inputs = _unpack(result, name)
     return Built(model, "factory", inputs=inputs, notes=(f"factory called under seed {options.seed}",))
+
+
+def sized_factory(name: str) -> Callable[[int], Any] | None:
+    """The factory that `file.py:factory` or `package.module:factory` names, which takes a size; None for other names.
+
+    It is called with the size and returns a module, or (module, inputs).
+
+    Raises:
+        TargetError: the code cannot be imported, has no such factory, or it does not take one argument.
+    """
+    where, _, attribute = name.rpartition(":")
+    is_file = where.endswith(".py")
+    if not is_file and not (where and all(part.isidentifier() for part in (*where.split("."), *attribute.split(".")))):
+        return None
+    folder = Path(where).resolve().parent if is_file else Path.cwd()
+    with _importing_from(folder), quiet(), _named_error(f"{name}: importing {where} failed"):
+        module = _import_file(Path(where)) if is_file else _import_module(where, name)
+    found: Any = _lookup(module, attribute, where, name)
+    try:
+        inspect.signature(found).bind(1)
+    except (TypeError, ValueError) as error:
+        expected = "a function of one size: def factory(width): return model, inputs"
+        raise TargetError(f"{name}: not a factory of sizes", expected=expected, found=str(error)) from error
+
+    def built(size: int) -> Any:
+        with _named_error(f"{name}: the factory raised for {size}"):
+            model, inputs = _unpack(found(size), name)
+        return model if inputs is None else (model, inputs)
+
+    return built
 
 
 @contextlib.contextmanager

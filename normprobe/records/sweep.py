@@ -1,0 +1,73 @@
+"""What a sweep over widths or depths found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from normprobe.records.base import Record
+
+Axis = Literal["width", "depth"]
+Parametrisation = Literal["standard", "mup"]
+ScaleVerdict = Literal["constant", "growing", "vanishing", "unknown"]
+
+
+class ModuleScale(Record):
+    """How the output of one module scales.
+
+    Attributes:
+        path: the module.
+        activation: RMS over all entries of its output after the steps, one number a size.
+        update: RMS of the change of that output since before the first step, on the same inputs.
+        activation_slope, update_slope: least-squares slope of ln RMS against ln size; NaN where one is 0 or not finite.
+        verdict: "growing" where either slope is above 1/4; else "vanishing" where the update's is below -1/4; else
+            "constant", Θ(1). A quarter is halfway to 1/2, the smallest exponent that theory knows. An activation that
+            shrinks is no fault by itself: the readout of muP starts so. "unknown" where the update has no slope.
+    """
+
+    path: str
+    activation: tuple[float, ...]
+    update: tuple[float, ...]
+    activation_slope: float
+    update_slope: float
+    verdict: ScaleVerdict
+
+
+class LearningRates(Record):
+    """Loss after the steps by learning rate (`losses[size][rate]`), and the best rate of each size.
+
+    A loss that is not finite stands as infinite; `best` is NaN where all are.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    best: tuple[float, ...]
+
+
+class Sweep(Record):
+    """The same model at several sizes under one parametrisation, after a few steps of Adam on one batch."""
+
+    parametrisation: Parametrisation
+    modules: tuple[ModuleScale, ...]
+    rates: LearningRates | None = None
+
+
+class SweepReport(Record):
+    """A whole sweep.
+
+    Attributes:
+        axis: what is varied.
+        sizes: its values, ascending.
+        steps: optimiser steps, of Adam without weight decay, in eval mode, float32 or as the model is.
+        lr: learning rate of the coordinate check, at the smallest size.
+        seed: of initialisation and inputs.
+        sweeps: standard parametrisation, and for widths muP (Yang et al. 2022, table 3 and appendix D.1).
+        notes: what could not be told, such as the role of a parameter.
+    """
+
+    axis: Axis
+    sizes: tuple[int, ...]
+    steps: int
+    lr: float
+    seed: int
+    sweeps: tuple[Sweep, ...]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""How a model scales with its width or depth, and the parameter groups of muP."""

@@ -1,0 +1,179 @@
+"""`coordinate_check`: what a few optimiser steps do to every module's output, at several widths or depths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normprobe.capture.invoke import Inputs
+from normprobe.errors import SettingError
+from normprobe.inputs import inputs_from_config
+from normprobe.measures.loss import LossFunction
+from normprobe.records.sweep import (
+    Axis,
+    LearningRates,
+    ModuleScale,
+    Parametrisation,
+    ScaleVerdict,
+    Sweep,
+    SweepReport,
+)
+from normprobe.sweeping.mup import groups, initial_factors, rescale
+from normprobe.sweeping.roles import Place, places
+from normprobe.sweeping.steps import Scale, scales, slope, train
+
+Progress = Callable[[str, int, int], None]
+Factory = Callable[[int], "nn.Module | tuple[nn.Module, Inputs]"]
+_LIMIT = 0.25
+
+
+def coordinate_check(
+    factory: Factory,
+    widths: Sequence[int],
+    *,
+    axis: Axis = "width",
+    steps: int = 4,
+    lr: float = 1e-3,
+    lrs: Sequence[float] = (),
+    loss: LossFunction | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SweepReport:
+    """Train the same model at several widths for a few steps, and say which outputs grow or vanish with the width.
+
+    Under standard parametrisation, and for widths under normprobe's muP parameter groups with the initial scales that
+    muP asks for, the smallest width being the base, where both are the same. Every run builds its model anew under
+    the seed and trains it on one batch with Adam.
+
+    Args:
+        factory: `factory(width)` gives a module, or (module, inputs); without inputs its configuration must say what
+            it takes. Not cached: what it returns is trained.
+        widths: at least two, or depths with `axis="depth"`.
+        axis: what the number is; for depths there is no muP.
+        steps: optimiser steps.
+        lr: learning rate at the smallest width.
+        lrs: learning rates whose loss after the steps is compared at every width (μTransfer, Yang et al. 2022).
+        loss: `loss(output, inputs)`; else as `probe` makes one.
+        seed: of initialisation and made inputs.
+        progress: called as `progress(stage, done, total)`.
+
+    Raises:
+        SettingError: fewer than two sizes, or numbers that make no sense.
+    """
+    sizes = tuple(sorted(set(widths)))
+    _check(sizes, steps, (lr, *lrs))
+    runs = _Runs(factory, sizes, steps, loss, seed, progress or (lambda stage, done, total: None))
+    kinds: tuple[Parametrisation, ...] = ("standard", "mup") if axis == "width" else ("standard",)
+    with torch.random.fork_rng(devices=()):
+        sweeps = tuple(
+            Sweep(parametrisation=kind, modules=runs.modules(kind, lr), rates=runs.rates(kind, lrs)) for kind in kinds
+        )
+    notes = tuple(dict.fromkeys(runs.notes))
+    return SweepReport(axis=axis, sizes=sizes, steps=steps, lr=lr, seed=seed, sweeps=sweeps, notes=notes)
+
+
+def _check(sizes: Sequence[int], steps: int, lrs: Sequence[float]) -> None:
+    if len(sizes) < 2 or sizes[0] < 1:
+        raise SettingError(
+            "a sweep needs sizes", expected="two or more different ones, each at least 1", found=f"{sizes}"
+        )
+    if steps < 1:
+        raise SettingError("a sweep needs steps", expected="at least 1", found=str(steps))
+    odd = [lr for lr in lrs if not (lr > 0 and math.isfinite(lr))]
+    if odd:
+        raise SettingError("a learning rate makes no sense", expected="a number above 0", found=repr(odd[0]))
+
+
+@dataclass
+class _Runs:
+    """Builds and trains the models of one sweep."""
+
+    factory: Factory
+    sizes: tuple[int, ...]
+    steps: int
+    loss: LossFunction | None
+    seed: int
+    tell: Progress
+
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []
+
+    def modules(self, kind: Parametrisation, lr: float) -> tuple[ModuleScale, ...]:
+        """One row for every module that all sizes have."""
+        found: dict[int, Mapping[str, Scale]] = {}
+        for done, size in enumerate(self.sizes):
+            self.tell(f"coordinates, {kind}", done, len(self.sizes))
+            model, inputs, rates = self._prepared(kind, size, lr)
+            found[size] = scales(model, inputs, rates, self.steps, self.loss)
+        common = [path for path in found[self.sizes[0]] if all(path in one for one in found.values())]
+        return tuple(_row(path, {size: one[path] for size, one in found.items()}) for path in common)
+
+    def rates(self, kind: Parametrisation, lrs: Sequence[float]) -> LearningRates | None:
+        """The loss after the steps at every size and learning rate."""
+        if not lrs:
+            return None
+        losses = []
+        for done, size in enumerate(self.sizes):
+            self.tell(f"learning rates, {kind}", done, len(self.sizes))
+            row = [train(*self._prepared(kind, size, lr), self.steps, self.loss) for lr in lrs]
+            losses.append(tuple(row))
+        best = tuple(lrs[row.index(min(row))] if math.isfinite(min(row)) else math.nan for row in losses)
+        return LearningRates(rates=tuple(lrs), losses=tuple(losses), best=best)
+
+    def _prepared(
+        self, kind: Parametrisation, size: int, lr: float
+    ) -> tuple[nn.Module, Inputs, list[dict[str, object]]]:
+        """A fresh model with its inputs and the parameter groups of the parametrisation."""
+        model, inputs = self._built(size)
+        if kind == "standard" or size == self.sizes[0]:
+            return model, inputs, [{"params": list(model.parameters()), "lr": lr}]
+        base, base_inputs = self._built(self.sizes[0])
+        found = places(model, base, inputs, base_inputs)
+        self._note(found)
+        rescale(model, initial_factors(model, base, found))
+        return model, inputs, groups(model, found, lr)
+
+    def _built(self, size: int) -> tuple[nn.Module, Inputs]:
+        torch.manual_seed(self.seed)
+        made = self.factory(size)
+        model, inputs = made if isinstance(made, tuple) else (made, None)
+        if not isinstance(model, nn.Module):
+            raise SettingError(
+                "the factory returned no model", expected="a module, or (module, inputs)", found=type(model).__name__
+            )
+        if inputs is None:
+            inputs, _ = inputs_from_config(model, batch=4, seed=self.seed, tokens=32)
+        return model.eval(), inputs
+
+    def _note(self, found: Mapping[str, Place]) -> None:
+        for name, place in found.items():
+            if place.role == "shared":
+                self.notes.append(f"{name}: {place.why}; muP asks for a factor base/width on the logits, not set here")
+            elif place.role == "unknown":
+                self.notes.append(f"{name}: role unknown ({place.why}); its learning rate is left as it is")
+
+
+def _row(path: str, found: Mapping[int, Scale]) -> ModuleScale:
+    activation = {size: one.activation for size, one in found.items()}
+    update = {size: one.update for size, one in found.items()}
+    slopes = slope(activation), slope(update)
+    return ModuleScale(
+        path=path,
+        activation=tuple(activation.values()),
+        update=tuple(update.values()),
+        activation_slope=slopes[0],
+        update_slope=slopes[1],
+        verdict=_verdict(*slopes),
+    )
+
+
+def _verdict(activation: float, update: float) -> ScaleVerdict:
+    if math.isnan(update):
+        return "unknown"
+    if max(activation, update) > _LIMIT:
+        return "growing"
+    return "vanishing" if update < -_LIMIT else "constant"

@@ -1,0 +1,146 @@
+"""Which axes of each parameter grow with the width, and what that makes of it: read off two widths of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.errors import SettingError
+
+Role = Literal["hidden", "readout", "input", "fixed", "shared", "unknown"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a parameter depends on the width.
+
+    Attributes:
+        role: "hidden": from features of the width to such features. "readout": from such features to a fixed number.
+            "input": from a fixed number to the width, as embeddings, gains and biases. "fixed": no axis grows.
+            "shared": one parameter in the roles of input and readout (tied embeddings). "unknown": see `why`.
+        ratio: fan-in over that of the base, 1 where the fan-in does not grow.
+    """
+
+    role: Role
+    ratio: float = 1.0
+    why: str = ""
+
+
+@dataclass
+class _Faces:
+    """Sizes of the last or the channel axis that a module was given and gave, by number of the tensor."""
+
+    given: list[tuple[int, ...]] = field(default_factory=list)
+    gave: list[tuple[int, ...]] = field(default_factory=list)
+
+
+def places(model: nn.Module, base: nn.Module, inputs: Inputs, base_inputs: Inputs) -> dict[str, Place]:
+    """The place of every parameter of `model`, by name, told by comparing it with `base`, the same model at another
+    width, and by which sizes their modules read and give in one forward each.
+
+    Raises:
+        SettingError: the two have other parameters, or no parameter differs in shape.
+    """
+    names, wide, narrow = _checked(model, base)
+    faces, base_faces = _faces(model, inputs), _faces(base, base_inputs)
+    found: dict[str, list[Place]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            full = f"{path}.{name}".lstrip(".")
+            if parameter is None:
+                continue
+            place = _place(tuple(parameter.shape), narrow[full], faces.get(path), base_faces.get(path))
+            found.setdefault(names[id(parameter)], []).append(place)
+    return {name: _merged(found[name]) for name in wide}
+
+
+def _checked(model: nn.Module, base: nn.Module) -> tuple[dict[int, str], list[str], dict[str, tuple[int, ...]]]:
+    mine = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+    theirs = {name: tuple(p.shape) for name, p in base.named_parameters(remove_duplicate=False)}
+    odd = sorted(mine.keys() ^ theirs.keys()) + [n for n in mine if n in theirs and len(mine[n]) != len(theirs[n])]
+    if odd:
+        raise SettingError("the base is another model", expected="the same parameters at another width", found=odd[0])
+    if mine == theirs:
+        raise SettingError("the base has the same width", expected="a model of another width", found="equal shapes")
+    names = {id(p): name for name, p in model.named_parameters()}
+    return names, list(names.values()), theirs
+
+
+def _faces(model: nn.Module, inputs: Inputs) -> dict[str, _Faces]:
+    """What each module was given and gave at its first call."""
+    found: dict[str, _Faces] = {}
+
+    def seen(path: str, args: Any, kwargs: Any, output: Any) -> None:
+        if path not in found:
+            found[path] = _Faces(_shapes((args, kwargs)), _shapes(output))
+
+    with untouched(model), torch.no_grad():
+        handles = [
+            module.register_forward_hook(
+                lambda _, args, kwargs, output, path=path: seen(path, args, kwargs, output), with_kwargs=True
+            )
+            for path, module in model.named_modules()
+        ]
+        try:
+            invoke(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _place(shape: tuple[int, ...], base: tuple[int, ...], mine: _Faces | None, theirs: _Faces | None) -> Place:
+    growing = [axis for axis, (a, b) in enumerate(zip(shape, base, strict=True)) if a != b]
+    if not growing:
+        return Place("fixed")
+    if len(shape) == 1:
+        return Place("input")
+    if len(growing) > 2:
+        return Place("unknown", why=f"{len(growing)} axes grow with the width")
+    ratios = [shape[axis] / base[axis] for axis in growing]
+    if len(growing) == 2 and ratios[0] == ratios[1]:
+        return Place("hidden", ratios[0])
+    if mine is None or theirs is None:
+        return Place("unknown", why="its module was not called")
+    read = _grown(mine.given, theirs.given)
+    gave = _grown(mine.gave, theirs.gave)
+    if len(growing) == 2:
+        ends = [ratio for axis, ratio in zip(growing, ratios, strict=True) if (shape[axis], base[axis]) in read]
+        return Place("hidden", ends[0]) if len(ends) == 1 else Place("unknown", why="its fan-in axis was not seen")
+    pair = (shape[growing[0]], base[growing[0]])
+    if (pair in read) == (pair in gave):
+        return Place("unknown", why="whether its module reads or gives features of the width was not seen")
+    return Place("readout", ratios[0]) if pair in read else Place("input")
+
+
+def _grown(mine: list[tuple[int, ...]], theirs: list[tuple[int, ...]]) -> set[tuple[int, int]]:
+    """The sizes, with those of the base, of all axes that differ."""
+    pairs = zip(mine, theirs, strict=False)
+    return {(a, b) for one, other in pairs for a, b in zip(one, other, strict=False) if a != b}
+
+
+def _merged(found: list[Place]) -> Place:
+    """The place of a parameter that several modules hold."""
+    roles = {place.role for place in found}
+    if len(roles) == 1:
+        return found[0]
+    if roles == {"input", "readout"}:
+        return Place("shared", why="it is embedding and readout in one")
+    return Place("unknown", why=f"it serves as {' and '.join(sorted(roles))}")
+
+
+def by_role(found: Mapping[str, Place]) -> Iterator[tuple[Place, list[str]]]:
+    """The names of the parameters of each role and ratio."""
+    for place in dict.fromkeys(Place(place.role, place.ratio) for place in found.values()):
+        yield place, [name for name, one in found.items() if (one.role, one.ratio) == (place.role, place.ratio)]

@@ -1,0 +1,108 @@
+"""A few steps of Adam on one batch, and what they do to the output of every module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normprobe import stats
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.measures.finite import floats
+from normprobe.measures.loss import MEAN_SQUARE, LossFunction, loss_of
+from normprobe.records import Anatomy
+
+
+class Scale(NamedTuple):
+    """RMS of a module's output after the steps, and of its change since before them."""
+
+    activation: float
+    update: float
+
+
+def scales(
+    model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: LossFunction | None
+) -> dict[str, Scale]:
+    """Train `model` in place for some steps; the scale of every module's output."""
+    before = outputs(model, inputs)
+    train(model, inputs, groups, steps, loss)
+    after = outputs(model, inputs)
+    return {
+        path: Scale(_rms(now), _rms(now - before[path]))
+        for path, now in after.items()
+        if path in before and before[path].shape == now.shape
+    }
+
+
+def train(
+    model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: LossFunction | None
+) -> float:
+    """The loss after some steps of Adam; infinite where it is not finite."""
+    optimizer = torch.optim.Adam(groups)
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            value = loss_value(invoke(model, inputs), inputs, loss)
+            value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with torch.enable_grad():
+        value = loss_value(invoke(model, inputs), inputs, loss)
+    final = float(value.detach())
+    return final if math.isfinite(final) else math.inf
+
+
+def loss_value(output: Any, inputs: Inputs, loss: LossFunction | None) -> Tensor:
+    """The loss that `loss_of` makes; where that would be the mean square of an output, its mean squared distance from
+    unit normal noise, the same at every step: a target of zero would be met by a vanishing output."""
+    value, name = loss_of(output, inputs, Anatomy(), loss)
+    if name != MEAN_SQUARE:
+        return value
+    found = next(t for t in floats(output) if t.requires_grad and t.numel())
+    noise = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)).to(found.device)
+    return (stats.widen(found) - noise).square().mean()
+
+
+def outputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """The first floating point tensor that each module gave at its last call, in float32 or wider."""
+    found: dict[str, Tensor] = {}
+    with torch.no_grad(), _hooks(model, found):
+        invoke(model, inputs)
+    return found
+
+
+@contextmanager
+def _hooks(model: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
+    def seen(path: str, output: Any) -> None:
+        floats = (t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
+        first = next(floats, None)
+        if first is not None and first.numel():
+            found[path] = stats.widen(first.detach()).clone()
+
+    handles = [
+        module.register_forward_hook(lambda _, args, output, path=path or ".": seen(path, output))
+        for path, module in model.named_modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def slope(sizes: Mapping[int, float]) -> float:
+    """Least-squares slope of ln value against ln size; NaN where a value is 0 or not finite, or there is one size."""
+    if len(sizes) < 2 or not all(math.isfinite(value) and value > 0 for value in sizes.values()):
+        return math.nan
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in sizes.values()]
+    middle, mean = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    spread = math.fsum((a - middle) ** 2 for a in x)
+    return math.fsum((a - middle) * (b - mean) for a, b in zip(x, y, strict=True)) / spread
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(stats.token_rms(tensor.flatten()))

@@ -1,0 +1,192 @@
+"""Slopes of known networks, the transfer of the learning rate under muP, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import normprobe
+from normprobe.cli.commands import app
+from normprobe.errors import SettingError
+from normprobe.sweeping.fields import sizing
+from normprobe.sweeping.steps import slope, train
+from tests.models import SMALL
+
+WIDTHS = (64, 128, 256, 512)
+
+
+def mlp(width: int) -> tuple[nn.Module, Tensor]:
+    layers = [nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)]
+    return nn.Sequential(*layers), torch.randn(32, 8)
+
+
+@pytest.fixture(scope="module")
+def checked() -> Any:
+    return normprobe.coordinate_check(mlp, WIDTHS, lr=0.01, steps=3, lrs=[1e-3, 1e-2, 1e-1])
+
+
+def test_hidden_updates_grow_under_standard_parametrisation_and_do_not_under_mup(checked: Any) -> None:
+    standard, mup = checked.sweeps
+    assert (standard.parametrisation, mup.parametrisation) == ("standard", "mup")
+    rows = {row.path: row for row in standard.modules}
+    assert rows["2"].verdict == rows["4"].verdict == "growing"
+    assert rows["2"].update_slope > 0.5
+    assert rows["0"].verdict == "constant"
+    assert {row.verdict for row in mup.modules} == {"constant"}
+    assert all(abs(row.update_slope) < 0.2 for row in mup.modules)
+
+
+def test_the_smallest_width_is_the_same_under_both(checked: Any) -> None:
+    standard, mup = checked.sweeps
+    for a, b in zip(standard.modules, mup.modules, strict=True):
+        assert (a.activation[0], a.update[0]) == (b.activation[0], b.update[0])
+
+
+def test_the_best_learning_rate_moves_under_standard_parametrisation_alone(checked: Any) -> None:
+    standard, mup = checked.sweeps
+    assert standard.rates.best[-1] < standard.rates.best[0]
+    assert len(set(mup.rates.best)) == 1
+
+
+def test_the_slope_is_exact_on_a_power_law() -> None:
+    assert slope({size: 3 * size**0.7 for size in (10, 30, 100)}) == pytest.approx(0.7)
+    assert math.isnan(slope({10: 1.0}))
+    assert math.isnan(slope({10: 1.0, 20: 0.0}))
+    assert math.isnan(slope({10: 1.0, 20: math.inf}))
+
+
+def test_one_step_of_adam_moves_every_weight_by_the_rate() -> None:
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    train(model, torch.randn(5, 3), [{"params": list(model.parameters()), "lr": 0.01}], 1, None)
+    assert (model.weight - before).abs().detach() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_module_that_does_not_move_has_no_verdict() -> None:
+    def frozen(width: int) -> tuple[nn.Module, Tensor]:
+        return nn.Sequential(nn.ReLU(), nn.Linear(width, width)), torch.randn(4, width)
+
+    report = normprobe.coordinate_check(frozen, [4, 8])
+    rows = {row.path: row.verdict for row in report.sweeps[0].modules}
+    assert rows["0"] == "unknown"
+
+
+def test_a_loss_of_ones_own_and_the_random_state() -> None:
+    state = torch.get_rng_state()
+    seen = []
+
+    def loss(output: Tensor, inputs: Any) -> Tensor:
+        seen.append(output.shape)
+        return output.abs().mean()
+
+    normprobe.coordinate_check(mlp, [8, 16], loss=loss, steps=1)
+    assert seen
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_depths_have_no_mup() -> None:
+    def deep(depth: int) -> tuple[nn.Module, Tensor]:
+        return nn.Sequential(*(nn.Linear(4, 4) for _ in range(depth))), torch.randn(3, 4)
+
+    report = normprobe.coordinate_check(deep, [2, 4], axis="depth")
+    assert [sweep.parametrisation for sweep in report.sweeps] == ["standard"]
+    assert [row.path for row in report.sweeps[0].modules] == ["0", "1", "."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"widths": [8]}, "a sweep needs sizes"),
+        ({"widths": [8, 8]}, "a sweep needs sizes"),
+        ({"widths": [8, 16], "steps": 0}, "a sweep needs steps"),
+        ({"widths": [8, 16], "lr": math.nan}, "a learning rate makes no sense"),
+        ({"widths": [8, 16], "lrs": [0.0]}, "a learning rate makes no sense"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        normprobe.coordinate_check(mlp, **arguments)
+
+
+def config(kind: str, **fields: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, kind)(**(SMALL | fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "more", "width", "depth"),
+    [
+        ("LlamaConfig", "LlamaForCausalLM", {"num_key_value_heads": 2}, "hidden_size", "num_hidden_layers"),
+        ("BertConfig", "BertForMaskedLM", {}, "hidden_size", "num_hidden_layers"),
+        ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "n_embd", "n_layer"),
+    ],
+)
+def test_the_fields_of_a_configuration_are_found_by_what_they_change(
+    kind: str, model: str, more: dict[str, Any], width: str, depth: str
+) -> None:
+    import transformers
+
+    with torch.device("meta"):
+        built = getattr(transformers, model)(config(kind, **more))
+    wide = sizing(built, "width")
+    assert wide.fields[0] == (width, 32)
+    assert "vocab_size" not in dict(wide.fields)
+    assert wide(64).get_input_embeddings().weight.shape == (64, 64)
+    assert [name for name, _ in sizing(built, "depth").fields] == [depth]
+    with pytest.raises(SettingError, match=r"no model can be built|no whole number"):
+        wide(33)
+
+
+def test_a_model_without_configuration_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"(?s)no configuration to vary.*def factory\(width\)"):
+        sizing(nn.Linear(2, 2), "width")
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net(width):
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4)), torch.randn(4, 8)
+
+def none():
+    return nn.Linear(2, 2)
+"""
+
+
+def test_the_command_takes_a_factory_of_widths(tmp_path: Path) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(FACTORY)
+    command = ["sweep", f"{path}:net", "--widths", "8,16", "--lr", "1e-3:1e-2"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    assert "standard parametrisation" in result.stdout
+    assert "loss by learning rate" in result.stdout
+    document = json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).stdout)
+    assert document["sizes"] == [8, 16]
+    assert document["sweeps"][0]["rates"]["rates"] == pytest.approx([1e-3, 10**-2.5, 1e-2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none", "--widths", "8,16"], "not a factory of sizes"),
+        (["net"], "--widths or --depths"),
+        (["net", "--widths", "8,x"], "the sizes are no numbers"),
+        (["net", "--widths", "8,16", "--lr", "0:1"], "--lr is no rate"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(FACTORY)
+    result = CliRunner().invoke(app, ["sweep", f"{path}:{arguments[0]}", *arguments[1:]])
+    assert result.exit_code == 2
+    assert message in result.stderr
