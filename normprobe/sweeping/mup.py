@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from normprobe import stats
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import SettingError
+from normprobe.inputs import inputs_from_config
 from normprobe.sweeping.roles import Place, by_role, places
 
 _FIXED_LR = frozenset({"input", "fixed", "shared", "unknown"})
 
 
 def parameter_groups(
-    model: nn.Module, lr: float, base: nn.Module, inputs: Inputs, base_inputs: Inputs | None = None
+    model: nn.Module, lr: float, base: nn.Module, inputs: Inputs | None = None, base_inputs: Inputs | None = None
 ) -> list[dict[str, Any]]:
     """Parameter groups for Adam or AdamW under which the learning rate tuned at the width of `base` serves `model`.
 
@@ -30,7 +31,8 @@ def parameter_groups(
         model: left as it is.
         lr: the rate at the width of the base.
         base: the same model at another width; its values do not matter.
-        inputs: of one forward of `model`, which tells readouts from embeddings.
+        inputs: of one forward of `model`, which tells readouts from embeddings; None where its configuration says
+            enough.
         base_inputs: of one forward of the base; the same where left out.
 
     Returns:
@@ -39,9 +41,12 @@ def parameter_groups(
 
     Raises:
         SettingError: `lr` is not positive; the base is another model or has the same width.
+        InputError: no inputs were given, and the configuration says too little to make some.
     """
     if not lr > 0:
         raise SettingError("the learning rate is not positive", expected="lr > 0", found=repr(lr))
+    if inputs is None:
+        inputs, _ = inputs_from_config(model, tokens=8)
     found = places(model, base, inputs, inputs if base_inputs is None else base_inputs)
     return groups(model, found, lr)
 

@@ -31,7 +31,7 @@ def rmsnorm_shift_change(shift: float) -> float:
 
 
 def batchnorm_gap(mean: float, std: float, momentum: float, batches: int) -> float:
-    """‖eval - train‖ / ‖train‖ of a new BatchNorm after batches of one distribution, each of many rows.
+    """‖train - eval‖ / ‖eval‖ of a new BatchNorm after batches of one distribution, each of many rows.
 
     Train mode gives z = (x - mean)/std. The running statistics start at 0 and 1 and have come by the share
     k = 1 - (1 - momentum)^batches of the way, so that eval mode gives (x - k·mean) / √(1 - k + k·std²) =
@@ -39,6 +39,6 @@ def batchnorm_gap(mean: float, std: float, momentum: float, batches: int) -> flo
 
     Source: derived from Ioffe and Szegedy 2015, algorithms 1 and 2, with running averages as torch keeps them.
     """
-    share = 1 - (1 - momentum) ** batches
-    spread = math.sqrt(1 - share + share * std**2)
-    return math.hypot(std / spread - 1, (1 - share) * mean / spread)
+    rest = (1 - momentum) ** batches
+    spread = math.sqrt(rest + (1 - rest) * std**2)
+    return math.hypot(std - spread, rest * mean) / math.hypot(std, rest * mean)

@@ -190,3 +190,19 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], me
     result = CliRunner().invoke(app, ["sweep", f"{path}:{arguments[0]}", *arguments[1:]])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_a_language_model_needs_no_inputs() -> None:
+    import transformers
+
+    def model(width: int) -> nn.Module:
+        made = config("LlamaConfig", hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1)
+        return transformers.LlamaForCausalLM(made)
+
+    standard, mup = normprobe.coordinate_check(model, [32, 64, 128], steps=3).sweeps
+    assert {row.path: row.verdict for row in standard.modules}["model.layers.0.mlp.down_proj"] == "growing"
+    assert {row.verdict for row in mup.modules if row.path != "model.rotary_emb"} == {"constant"}
+    roles = {name: g["role"] for g in normprobe.parameter_groups(model(64), 0.1, model(32)) for name in g["names"]}
+    assert roles["model.embed_tokens.weight"] == "input"
+    assert roles["lm_head.weight"] == "readout"
+    assert roles["model.layers.0.self_attn.q_proj.weight"] == "hidden"
