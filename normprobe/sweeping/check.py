@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import SettingError
@@ -135,6 +138,7 @@ class _Runs:
         found = places(model, base, inputs, base_inputs)
         self._note(found)
         rescale(model, initial_factors(model, base, found))
+        _multiply(model, found)
         return model, inputs, groups(model, found, lr)
 
     def _built(self, size: int) -> tuple[nn.Module, Inputs]:
@@ -152,9 +156,20 @@ class _Runs:
     def _note(self, found: Mapping[str, Place]) -> None:
         for name, place in found.items():
             if place.role == "shared":
-                self.notes.append(f"{name}: {place.why}; muP asks for a factor base/width on the logits, not set here")
+                self.notes.append(f"{name}: {place.why}; as muP asks, its logits were multiplied by base/width here")
             elif place.role == "unknown":
                 self.notes.append(f"{name}: role unknown ({place.why}); its learning rate is left as it is")
+
+
+def _multiply(model: nn.Module, found: Mapping[str, Place]) -> None:
+    """Divide what shared parameters read out by the growth of their fan-in, which their values cannot carry."""
+    for place in found.values():
+        if place.role == "shared":
+            model.get_submodule(place.readout).register_forward_hook(partial(_divided, place.ratio))
+
+
+def _divided(ratio: float, module: nn.Module, args: Any, output: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor / ratio, output)
 
 
 def _row(path: str, found: Mapping[int, Scale]) -> ModuleScale:

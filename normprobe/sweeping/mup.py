@@ -24,7 +24,8 @@ def parameter_groups(
 
     Hidden and readout matrices get lr / (fan-in / fan-in of the base); embeddings, gains and biases get lr (Yang et
     al. 2022, table 3, Adam). Weight decay that is multiplied by the rate, as in AdamW, should be divided by the same
-    ratio to stay as it is. Initial values are not touched: `initial_factors` says what muP asks of them. Attention
+    ratio to stay as it is. Initial values are not touched: `initial_factors` says what muP asks of them. The logits
+    of a readout that shares the embedding's weight (role "shared") should be multiplied by 1/ratio. Attention
     whose heads grow should scale by 1/head_dim in place of its root (definition 4.1).
 
     Args:

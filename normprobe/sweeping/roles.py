@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -25,12 +25,15 @@ class Place:
         role: "hidden": from features of the width to such features. "readout": from such features to a fixed number.
             "input": from a fixed number to the width, as embeddings, gains and biases. "fixed": no axis grows.
             "shared": one parameter in the roles of input and readout (tied embeddings). "unknown": see `why`.
-        ratio: fan-in over that of the base, 1 where the fan-in does not grow.
+        ratio: fan-in over that of the base, 1 where the fan-in does not grow; of a shared one that of the readout.
+        why: what could not be told, or what is to be heeded.
+        readout: the module in which it is a readout.
     """
 
     role: Role
     ratio: float = 1.0
     why: str = ""
+    readout: str = ""
 
 
 @dataclass
@@ -57,6 +60,8 @@ def places(model: nn.Module, base: nn.Module, inputs: Inputs, base_inputs: Input
             if parameter is None:
                 continue
             place = _place(tuple(parameter.shape), narrow[full], faces.get(path), base_faces.get(path))
+            if place.role == "readout":
+                place = replace(place, readout=path)
             found.setdefault(names[id(parameter)], []).append(place)
     return {name: _merged(found[name]) for name in wide}
 
@@ -136,7 +141,8 @@ def _merged(found: list[Place]) -> Place:
     if len(roles) == 1:
         return found[0]
     if roles == {"input", "readout"}:
-        return Place("shared", why="it is embedding and readout in one")
+        readout = next(place for place in found if place.role == "readout")
+        return replace(readout, role="shared", why="it is embedding and readout in one")
     return Place("unknown", why=f"it serves as {' and '.join(sorted(roles))}")
 
 

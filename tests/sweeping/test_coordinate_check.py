@@ -206,3 +206,24 @@ def test_a_language_model_needs_no_inputs() -> None:
     assert roles["model.embed_tokens.weight"] == "input"
     assert roles["lm_head.weight"] == "readout"
     assert roles["model.layers.0.self_attn.q_proj.weight"] == "hidden"
+
+
+def test_the_logits_of_a_shared_table_do_not_grow_under_mup() -> None:
+    class Tied(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.table = nn.Embedding(16, width)
+            self.mix = nn.Linear(width, width)
+            self.out = nn.Linear(width, 16, bias=False)
+            self.out.weight = self.table.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.table(ids)
+            return torch.as_tensor(self.out(x + self.mix(x)))
+
+    ids = torch.arange(16)[None]
+    report = normprobe.coordinate_check(lambda width: (Tied(width), ids), WIDTHS, lr=0.1)
+    slopes = [{row.path: row.update_slope for row in sweep.modules}["out"] for sweep in report.sweeps]
+    assert slopes[0] > 0.5
+    assert abs(slopes[1]) < 0.25
+    assert "table.weight: it is embedding and readout in one" in report.notes[0]

@@ -48,7 +48,8 @@ def test_roles_of_a_small_network() -> None:
 
 def test_a_shared_table_is_told() -> None:
     found = places(Net(16, 64, tied=True), Net(8, 16, tied=True), IDS, IDS)
-    assert found["table.weight"].role == "shared"
+    assert (found["table.weight"].role, found["table.weight"].ratio) == ("shared", 2.0)
+    assert found["table.weight"].readout == "out"
 
 
 def test_a_module_that_is_not_called_has_no_role() -> None:
