@@ -217,9 +217,11 @@ def _append(
 
 def _selected(flow: Flow, value: int) -> tuple[str, ...]:
     """The parameters that a factor was picked from by an index (the weights of the experts that a router chose)."""
-    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
+    while (step := flow.made_by(value)) is not None and step.role in (Role.MOVE, Role.SOURCE):
         if base(step.node.op) in _PICKS and _ref(step.node.args[0]) not in step.inputs:
             return step.parameters
+        if len(step.inputs) != 1:
+            return ()
         value = step.inputs[0]
     return ()
 
