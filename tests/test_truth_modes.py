@@ -26,7 +26,8 @@ WITHOUT_VALUES = {
     "falcon/7b_multiquery": r".*\.columns",  # keys and values are picked by an index without values
     **dict.fromkeys(("gemma", "gemma2", "gemma4_text", "gemma4_text/moe", "vaultgemma", "recurrent_gemma"), SCALES),
     **dict.fromkeys(("custom_rezero", "custom_skipinit"), VALUES),  # parameters of one element
-    "switch_transformers": r"(.*\.branches\[5\]|\.weights).*",  # all experts run there, with values only those that tokens chose
+    # all experts run there; with values only those that tokens chose
+    "switch_transformers": r"(.*\.branches\[5\]|\.weights).*",
     "deepseek_v4": r".*\.branches\[\d+\]\.kind",  # the choice of its experts is not seen: "other" there
     "hf_segformer": r".*\.(parameters|readers|writers|weights).*",  # the same ones in another order
 }
