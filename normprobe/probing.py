@@ -70,12 +70,12 @@ def probe(
         The report. A forward that gives NaN is a finding, not an error.
 
     Raises:
-        SettingError: no module; an unknown level, measure or dtype; a loss or a learning rate without
-            level "backward"; a seed that is no int.
+        SettingError: no module; an unknown level, measure or dtype; a loss or rate without use; a seed that is no int.
         InputError: no inputs could be made; the model rejected them, or the tokenizer or the loss raised (their own
             error is the cause).
     """
     check_model(model)
+    measures = (measures,) if isinstance(measures, str) else measures
     _check_settings(level, measures, loss, seed)
     check_rate(lr, level)
     loss, model = _named(loss) if loss is not None else None, unwrapped(model)

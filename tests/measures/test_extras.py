@@ -35,9 +35,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Subject]:
     return Told.seen
 
 
-@pytest.mark.parametrize("names", [("gain",), ("all",)])
+@pytest.mark.parametrize("names", [("gain",), ("all",), "gain", "all"])
 def test_a_measure_that_is_asked_for_runs_once_with_what_the_level_found(
-    told: list[Subject], names: tuple[str, ...]
+    told: list[Subject], names: tuple[str, ...] | str
 ) -> None:
     stages = []
     report = probe(
