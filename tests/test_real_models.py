@@ -89,6 +89,14 @@ def test_smollm2_grows_with_depth(smollm2: Report) -> None:
     assert 0.75 <= stats.growth(medians).exponent <= 0.95
 
 
+def test_both_look_trained(smollm2: Report, minilm: Report) -> None:
+    for report in (smollm2, minilm):
+        init = report.measurements.init
+        assert init is not None
+        assert init.trained is True
+        assert all(weight.recipes == () for weight in init.weights)
+
+
 def test_minilm_is_read_as_what_it_is(minilm: Report) -> None:
     assert minilm.target.inputs == "bundled sample text, 512 tokens"
     (stream,) = minilm.anatomy.streams

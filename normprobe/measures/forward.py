@@ -1,4 +1,4 @@
-"""The measured pass: residual streams and attention logits in one forward."""
+"""The measured pass: residual streams, attention logits and what products gain in one forward; and the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler
 from normprobe.measures.finite import all_finite, first_broken_module
 from normprobe.measures.origin import first_broken_operation
+from normprobe.measures.initialisation import measure_initialisation
 from normprobe.measures.padding import padding_masks
+from normprobe.measures.products import product_handlers
 from normprobe.measures.residual import read_stream, write_handlers
 from normprobe.measures.writes import WriteHandler
 from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
@@ -20,7 +22,7 @@ from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, S
 def measure_forward(
     model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
-    """Measure every residual stream and attention site of `anatomy` in one forward of `model`.
+    """Measure every residual stream, attention site and weight of `anatomy` in one forward of `model`.
 
     The model runs in eval mode without gradients and is left bit for bit as it was, also when its forward
     raises (that error passes through). Where a stream or an output is not finite, two more forwards find
@@ -30,7 +32,7 @@ def measure_forward(
         model: the model that `anatomy` was read from.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         anatomy: what to measure.
-        seed: of the sample of query rows.
+        seed: of the samples of query rows and weights.
 
     Returns:
         The measurements, and what could not be measured with the reason.
@@ -43,6 +45,8 @@ def measure_forward(
     handlers: dict[OpSite, Handler] = dict(logits)
     for per_stream in writes.values():
         handlers.update(per_stream)
+    products = list(product_handlers(model, anatomy, handlers))
+    handlers.update((site.site, handler) for site, handler in products)
     watched = watch(model, inputs, handlers)
     streams, skipped = _streams(anatomy, writes, logits, watched)
     attention, unseen = _attention(logits, watched)
@@ -54,14 +58,17 @@ def measure_forward(
         operation = None if broken is None else first_broken_operation(model, inputs, broken)
     if finite is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
+    gains = {site.parameter: handler.gain() for site, handler in products}
+    init, unread = measure_initialisation(model, anatomy, seed, gains)
     measured = Measurements(
         residual=streams,
         attention=attention,
+        init=init,
         output_finite=finite,
         first_non_finite=broken,
         first_non_finite_operation=operation,
     )
-    return measured, (*skipped, *unseen)
+    return measured, (*skipped, *unseen, *unread)
 
 
 def _streams(

@@ -15,6 +15,7 @@ from normprobe.records.anatomy import (
 )
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.measurements import (
     AttentionMeasure,
     BranchGradient,
@@ -57,6 +58,7 @@ __all__ = [
     "HeadLogits",
     "Headroom",
     "HeadRows",
+    "Initialisation",
     "Level",
     "MassiveActivation",
     "Measurements",
@@ -68,11 +70,13 @@ __all__ = [
     "Record",
     "Reparametrization",
     "ReportData",
+    "RoleMeasure",
     "Severity",
     "Skipped",
     "Stream",
     "StreamMeasure",
     "StreamState",
     "Target",
+    "WeightMeasure",
     "WeightSite",
 ]

@@ -13,6 +13,7 @@ from normprobe.records.batchnorm import BatchNormMeasure
 from normprobe.records.cost import CostMeasure
 from normprobe.records.depth import DepthMeasure
 from normprobe.records.gain import GainMeasure
+from normprobe.records.init import Initialisation
 from normprobe.records.jacobian import JacobianMeasure
 from normprobe.records.norm_curves import NormsMeasure
 from normprobe.records.precision import PrecisionMeasure
@@ -235,6 +236,7 @@ class Measurements(Record):
 
     residual: tuple[StreamMeasure, ...] = ()
     attention: tuple[AttentionMeasure, ...] = ()
+    init: Initialisation | None = None
     gradients: GradientMeasure | None = None
     batchnorm: BatchNormMeasure | None = None
     gain: GainMeasure | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.tables import batchnorm, cost, depth, gain, jacobian, norms, precision, smoothness
+from normprobe.report.tables import batchnorm, cost, depth, gain, init, jacobian, norms, precision, smoothness
 from normprobe.report.tables.table import Maker, Table
 
 __all__ = ["MAKERS", "Maker", "Table", "tables"]
 
 MAKERS: tuple[Maker, ...] = (
+    init.make,
     gain.make,
     jacobian.make,
     smoothness.make,

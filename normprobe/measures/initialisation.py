@@ -1,0 +1,163 @@
+"""How the weights of a model were drawn, read from a seeded sample of their values."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.measures.draws import Fit, fit
+from normprobe.measures.recipes import Drawn, recipes
+from normprobe.records import Anatomy, Basis, Skipped, WeightSite
+from normprobe.records.anatomy import WeightRole
+from normprobe.records.init import Distribution, Initialisation, RoleMeasure, WeightMeasure
+
+_READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MOST, _FEW = 0.9, 0.5  # shares of the weights
+_ALL = 0.95  # of the weights of a role: one in a thousand lies outside its interval by chance
+
+
+def measure_initialisation(
+    model: nn.Module, anatomy: Anatomy, seed: int = 0, gains: Mapping[str, float | None] | None = None
+) -> tuple[Initialisation | None, tuple[Skipped, ...]]:
+    """Read distribution, scale and recipe of every weight of `anatomy`, without running the model.
+
+    Args:
+        model: the model that `anatomy` was read from.
+        anatomy: its weights, norms and streams.
+        seed: of the sample of values.
+        gains: E[y²] / E[x²] of products that were seen, by parameter.
+
+    Returns:
+        The measure (None without a weight), and the weights that could not be read with the reason.
+    """
+    named = dict(model.named_parameters())
+    plain = {w.parameter: named[w.parameter] for w in anatomy.weights if _plain(named.get(w.parameter))}
+    fits = [(w, _fit(plain[w.parameter], w, seed)) for w in anatomy.weights if w.parameter in plain]
+    trained, evidence = _trained(anatomy, named, [f for _, f in fits])
+    seen = gains or {}
+    dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in plain.items()}
+    weights = tuple(
+        _measure(w, f, () if trained else _recipes(w, f, anatomy), seen.get(w.parameter), dtypes[w.parameter])
+        for w, f in fits
+    )
+    unread = [w.parameter for w in anatomy.weights if w.parameter not in plain]
+    lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
+    skipped = (
+        *_skips(lost, "the model has no parameter of this name any more"),
+        *_skips(odd, "its values are no plain numbers of 16 bits or more"),
+    )
+    if not weights:
+        return None, skipped
+    writes = tuple(len(stream.branches) for stream in anatomy.streams)
+    roles = tuple(_roles(weights))
+    return Initialisation(trained=trained, evidence=evidence, writes=writes, roles=roles, weights=weights), skipped
+
+
+def _plain(parameter: Tensor | None) -> bool:
+    if parameter is None or type(parameter) not in (Tensor, nn.Parameter) or parameter.layout is not torch.strided:
+        return False
+    return parameter.dtype in _READ and parameter.numel() > 0
+
+
+def _fit(parameter: Tensor, site: WeightSite, seed: int) -> Fit:
+    return fit(parameter, seed, kernel=site.kind == "conv", table=site.kind == "embedding")
+
+
+def _skips(names: Sequence[str], why: str) -> Iterator[Skipped]:
+    if names:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield Skipped(what=f"initialisation of {names[0]}{others}", why=why)
+
+
+def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], gain: float | None, dtype: str) -> WeightMeasure:
+    return WeightMeasure(
+        parameter=site.parameter,
+        roles=site.roles,
+        distribution=found.distribution,
+        mean=found.mean,
+        std=found.std,
+        interval=found.interval,
+        gain=found.std * site.fan_in**0.5,
+        recipes=names,
+        second_moment_gain=gain,
+        basis=Basis(unit="1", dtype=dtype, count=found.count, exact=found.exact),
+    )
+
+
+def _recipes(site: WeightSite, found: Fit, anatomy: Anatomy) -> tuple[str, ...]:
+    """The recipes that fit; those of kernels may have been given torch's own counts of fans as well, which know no
+    groups and take a transposed kernel for a plain one; those of tables are given the sides of the table."""
+    shape = site.shape
+    fans = [(site.fan_in, site.fan_out)]
+    if site.kind == "conv":
+        places = torch.Size(shape[2:]).numel()
+        fans.append((shape[1] * places, shape[0] * places))
+    elif site.kind == "embedding":
+        fans = [(shape[1], shape[0])]
+    return recipes(tuple(_drawn(site, found, anatomy, *pair) for pair in fans), found.interval, found.cut)
+
+
+def _drawn(site: WeightSite, found: Fit, anatomy: Anatomy, fan_in: int, fan_out: int) -> Drawn:
+    rows = site.shape[0] if site.kind == "conv" else torch.Size(site.shape[:-1]).numel()
+    longest = max(rows, torch.Size(site.shape).numel() // rows)
+    drawn = Drawn(fan_in, fan_out, site.roles, site.kind == "embedding", found.distribution, longest=longest)
+    if site.stream is None:
+        return drawn
+    stream = anatomy.streams[site.stream]
+    blocks = list(dict.fromkeys(branch.block for branch in stream.branches))
+    held = {"width": stream.width, "writes": len(stream.branches), "blocks": len(blocks)}
+    if site.branch is not None:
+        branch = stream.branches[site.branch]
+        held["block"] = blocks.index(branch.block) + 1
+        held["depth"] = sum(w.stream == site.stream and w.branch == site.branch for w in anatomy.weights)
+    return Drawn(**{**vars(drawn), **held})
+
+
+def _trained(anatomy: Anatomy, named: Mapping[str, Tensor], fits: Sequence[Fit]) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether the weights were trained: norms have left their start (gains all equal, offsets all zero), and weights
+    fit no distribution that one draws from or differ from row to row."""
+    learned = [named[n] for s in anatomy.norms for n in (s.weight, s.bias) if n is not None and _plain(named.get(n))]
+    moved = sum(not bool((p == p.flatten()[0]).all()) for p in learned if p.numel() > 1)
+    norms = sum(p.numel() > 1 for p in learned)
+    judged = [f for f in fits if f.distribution != "unknown" or f.count >= 1000]
+    drawn = sum(f.distribution != "unknown" for f in judged)
+    evidence = []
+    if norms:
+        evidence.append(f"{norms - moved} of {norms} gains and offsets of norms are at their start")
+    if judged:
+        evidence.append(f"{drawn} of {len(judged)} weights fit a distribution that weights are drawn from")
+    share = drawn / len(judged) if judged else None
+    if share is None:
+        return None, tuple(evidence)
+    if share >= _MOST and moved == 0:
+        return False, tuple(evidence)
+    return (True if share < _FEW and (moved or not norms) else None), tuple(evidence)
+
+
+def _roles(weights: Sequence[WeightMeasure]) -> Iterator[RoleMeasure]:
+    for role in get_args(WeightRole):
+        held = [w for w in weights if role in w.roles]
+        if not held:
+            continue
+        gains = [w.second_moment_gain for w in held if w.second_moment_gain is not None]
+        counts = Counter(name for w in held for name in w.recipes)
+        kinds: Counter[Distribution] = Counter(w.distribution for w in held)
+        yield RoleMeasure(
+            role=role,
+            weights=len(held),
+            distributions=tuple(kind for kind, _ in kinds.most_common()),
+            std=_spread(w.std for w in held),
+            gain=_spread(w.gain for w in held),
+            recipes=tuple(name for name, count in counts.most_common() if count >= _ALL * len(held)),
+            second_moment_gain=statistics.median(gains) if gains else None,
+        )
+
+
+def _spread(values: Iterable[float]) -> tuple[float, float, float]:
+    ordered = sorted(values)
+    return ordered[0], statistics.median(ordered), ordered[-1]

@@ -1,0 +1,79 @@
+"""How the weights were drawn, as far as they show it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from normprobe.records.anatomy import WeightRole
+from normprobe.records.base import Record
+from normprobe.records.basis import Basis
+
+Distribution = Literal["normal", "truncated_normal", "uniform", "orthogonal", "constant", "zero", "unknown"]
+
+
+class WeightMeasure(Record):
+    """One weight.
+
+    Attributes:
+        parameter, roles: as in `Anatomy.weights`.
+        distribution: the one that the values fit, with all rows and columns alike; `unknown` where none does or there
+            are too few values. Normals cut further out than the largest value can tell are `normal`.
+        mean, std: of the values; the mean square root about zero where the distribution is known.
+        interval: 99.9 % interval of the standard deviation that values like these were drawn with.
+        gain: std · √fan_in: how much RMS a product of independent inputs gains.
+        recipes: names of all recipes whose standard deviation lies in the interval (`normprobe.measures.recipes`);
+            empty where none does, where the distribution is unknown, and for trained models.
+        second_moment_gain: E[y²] / E[x²] of the product in the measured forward, biases included, over sampled
+            entries; None for lookups and where it was not seen.
+        basis: of mean and std.
+    """
+
+    parameter: str
+    roles: tuple[WeightRole, ...]
+    distribution: Distribution
+    mean: float
+    std: float
+    interval: tuple[float, float]
+    gain: float
+    recipes: tuple[str, ...]
+    second_moment_gain: float | None
+    basis: Basis
+
+
+class RoleMeasure(Record):
+    """All weights of one role.
+
+    Attributes:
+        weights: how many.
+        distributions: those found, the most frequent first.
+        std: smallest, median and largest standard deviation.
+        gain: the same of std · √fan_in.
+        recipes: those that fit every weight of the role but one in twenty, the most frequent first; empty where none
+            does.
+        second_moment_gain: median; None where none was seen.
+    """
+
+    role: WeightRole
+    weights: int
+    distributions: tuple[Distribution, ...]
+    std: tuple[float, float, float]
+    gain: tuple[float, float, float]
+    recipes: tuple[str, ...]
+    second_moment_gain: float | None
+
+
+class Initialisation(Record):
+    """How the weights were drawn.
+
+    Attributes:
+        trained: True where norms have moved from their start and weights fit no distribution that one draws from,
+            False where the opposite holds for both, None where they disagree or tell nothing.
+        evidence: what that was read from.
+        writes: how many branches write to each stream: the N of 1/√N, 1/√(2L) for L layers of two branches.
+    """
+
+    trained: bool | None
+    evidence: tuple[str, ...]
+    writes: tuple[int, ...]
+    roles: tuple[RoleMeasure, ...]
+    weights: tuple[WeightMeasure, ...]

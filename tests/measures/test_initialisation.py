@@ -1,0 +1,204 @@
+"""Initialisation: recipes by role, what products gain, and whether a model looks trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normprobe
+from normprobe.measures.recipes import RECIPES, Drawn, recipes
+from normprobe.records import Initialisation, Measurements, RoleMeasure
+from normprobe.report.tables.init import make
+
+WIDTH, LAYERS = 64, 4
+SMALL = {"vocab_size": 512, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": LAYERS}
+IDS = torch.randint(3, 500, (2, 8), generator=torch.Generator().manual_seed(1))
+
+
+def init_of(model: nn.Module, inputs: Any) -> Initialisation:
+    found = normprobe.probe(model.eval(), inputs).measurements.init
+    assert found is not None
+    return found
+
+
+def roles(init: Initialisation) -> dict[str, RoleMeasure]:
+    return {role.role: role for role in init.roles}
+
+
+def hugging_face(name: str, **fields: Any) -> Initialisation:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(bos_token_id=1, eos_token_id=2, **fields)
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    return init_of(getattr(transformers, name + head)(config), {"input_ids": IDS})
+
+
+def test_gpt2_scales_its_writers_by_the_number_of_writes() -> None:
+    init = hugging_face("GPT2", vocab_size=512, n_embd=96, n_layer=12, n_head=4)
+    found = roles(init)
+    assert init.writes == (24,)
+    assert (init.trained, found["reader"].distributions) == (False, ("normal",))
+    assert found["reader"].recipes == ("fixed_0.02",)
+    assert found["writer"].recipes == ("gpt2_depth",)
+    assert found["writer"].std[1] == pytest.approx(0.02 / math.sqrt(24), rel=0.02)
+    assert found["embedding"].recipes == found["head"].recipes == ("fixed_0.02",)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
+def test_fixed_standard_deviation_of_dense_models_and_experts(name: str) -> None:
+    more = {"num_local_experts": 4} if name == "Mixtral" else {}
+    found = roles(hugging_face(name, num_attention_heads=4, num_key_value_heads=2, **SMALL, **more))
+    assert {role: held.recipes for role, held in found.items()} == dict.fromkeys(found, ("fixed_0.02",))
+    assert set(found) == {"reader", "writer", "embedding", "head"}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.Linear(96, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Pre-norm blocks with a given initialiser for readers and one for writers."""
+
+    def __init__(self, reads: Callable[[Tensor], Any], writes: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
+        for block in self.blocks:
+            reads(block.up.weight)
+            writes(block.down.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.blocks(x))
+
+
+def scaled(scale: float) -> Callable[[Tensor], Any]:
+    return lambda w: nn.init.xavier_normal_(w, scale)
+
+
+INIT = nn.init
+STARTS: dict[str, Callable[[Tensor], Any]] = {
+    "lecun": lambda w: INIT.normal_(w, std=w.shape[1] ** -0.5),
+    "xavier": INIT.xavier_uniform_,
+    "kaiming": lambda w: INIT.kaiming_normal_(w, nonlinearity="relu"),
+    "kaiming_fan_out": lambda w: INIT.kaiming_normal_(w, mode="fan_out", nonlinearity="relu"),
+    "torch_default": lambda w: INIT.kaiming_uniform_(w, a=math.sqrt(5)),
+    "fixed_0.02": lambda w: INIT.trunc_normal_(w, std=0.02, a=-0.04, b=0.04),
+    "fixed_0.006": lambda w: INIT.normal_(w, std=0.006),
+    "small_init": lambda w: INIT.normal_(w, std=math.sqrt(2 / (5 * WIDTH))),
+    "orthogonal": INIT.orthogonal_,
+    "gpt2_depth": lambda w: INIT.normal_(w, std=0.02 / math.sqrt(LAYERS)),
+    "lecun_depth": lambda w: INIT.normal_(w, std=(w.shape[1] * LAYERS) ** -0.5),
+    "xavier_depth": scaled(LAYERS**-0.5),
+    "deepnorm": scaled((8 * LAYERS / 2) ** -0.25),
+    "t_fixup_encoder": scaled(0.67 * LAYERS**-0.25),
+    "t_fixup_decoder": scaled((9 * LAYERS) ** -0.25),
+    "wang_init": lambda w: INIT.normal_(w, std=2 / (LAYERS * math.sqrt(WIDTH))),
+    "zero": INIT.zeros_,
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_each_recipe_is_named(name: str) -> None:
+    found = roles(init_of(Net(STARTS["kaiming"], STARTS[name]), torch.randn(2, 5, WIDTH)))
+    assert name in found["writer"].recipes
+    assert "kaiming" in found["reader"].recipes
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_another_scale_is_not_named_after_a_recipe(factor: float) -> None:
+    found = roles(init_of(Net(scaled(factor), scaled(factor)), torch.randn(2, 5, WIDTH)))
+    assert "xavier" not in found["writer"].recipes + found["reader"].recipes
+
+
+def test_recipes_are_seldom_claimed_by_chance() -> None:
+    """Of random scales over two decades few fall into an interval as wide as that of 2^14 normal values."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = (Drawn(768, 3072, ("reader",), False, "normal", 768, 24, 12, 6, 4, 3072),)
+    stds = (10 ** (-3 + 2 * torch.rand(2000, generator=generator))).tolist()
+    claimed = [std for std in stds if recipes(drawn, (0.98 * std, 1.02 * std), None)]
+    assert len(claimed) < 0.2 * len(stds)
+
+
+def test_every_recipe_has_its_source_and_its_own_name() -> None:
+    assert len({r.name for r in RECIPES}) == len(RECIPES)
+    assert all(r.formula and r.source for r in RECIPES)
+
+
+def test_second_moment_gain_of_kaiming_and_of_one_over_fan_in() -> None:
+    """A ReLU halves the second moment: 2 / fan_in makes up for it, 1 / fan_in does not (He et al. 2015, eq. 10)."""
+
+    class Stack(nn.Module):
+        def __init__(self, variance: float) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(3))
+            for layer in self.layers:
+                nn.init.normal_(layer.weight, std=math.sqrt(variance / 256))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = F.relu(layer(x))
+            return x
+
+    for variance in (1.0, 2.0):
+        init = init_of(Stack(variance), torch.randn(64, 256))
+        for weight in init.weights:
+            assert weight.second_moment_gain == pytest.approx(variance, rel=0.15)
+            assert weight.gain == pytest.approx(math.sqrt(variance), rel=0.02)
+
+
+def test_second_moment_gain_is_that_of_the_tensors() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        y = model[0](x)
+        z = model[2](y.flatten(1))
+    conv, linear = init_of(model, x).weights
+    squares = [float(t.double().square().mean()) for t in (x, y, z)]
+    assert conv.second_moment_gain == pytest.approx(squares[1] / squares[0], rel=1e-5)
+    assert linear.second_moment_gain == pytest.approx(squares[2] / squares[1], rel=1e-5)
+    assert "torch_default" in conv.recipes
+
+
+def test_a_packed_projection_is_judged_by_its_own_fans() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 96, batch_first=True)
+    init = init_of(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, WIDTH))
+    packed = next(w for w in init.weights if w.parameter.endswith("in_proj_weight"))
+    assert "xavier" in packed.recipes
+    assert packed.distribution == "uniform"
+
+
+def test_a_model_that_learned_is_not_said_to_be_as_it_was_drawn() -> None:
+    model = Net(STARTS["torch_default"], STARTS["torch_default"])
+    fresh = init_of(model, torch.randn(2, 5, WIDTH))
+    assert fresh.trained is False
+    model.train()
+    x, basis = torch.randn(256, 1, WIDTH), torch.randn(WIDTH, 2) @ torch.randn(2, WIDTH)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        F.mse_loss(model(x), x @ basis).backward()
+        optimiser.step()
+    trained = init_of(model, torch.randn(2, 5, WIDTH))
+    assert trained.trained is True
+    assert all(w.recipes == () for w in trained.weights)
+    assert trained.evidence[0] == "0 of 10 gains and offsets of norms are at their start"
+
+
+def test_the_table_has_a_row_for_each_role_and_is_left_out_for_trained_models() -> None:
+    init = init_of(Net(STARTS["xavier"], STARTS["zero"]), torch.randn(2, 5, WIDTH))
+    (table,) = make(Measurements(init=init))
+    assert [row[0] for row in table.rows] == ["reader", "writer"]
+    assert table.rows[1][2:5] == ("zero", "0", "0")
+    assert table.rows[1][-1] == "zero"
+    assert list(make(Measurements(init=init.model_copy(update={"trained": True})))) == []
