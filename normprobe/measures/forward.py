@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -10,8 +11,8 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler
 from normprobe.measures.finite import all_finite, first_broken_module
-from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.initialisation import measure_initialisation
+from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.padding import padding_masks
 from normprobe.measures.products import product_handlers
 from normprobe.measures.residual import read_stream, write_handlers
@@ -50,25 +51,24 @@ def measure_forward(
     watched = watch(model, inputs, handlers)
     streams, skipped = _streams(anatomy, writes, logits, watched)
     attention, unseen = _attention(logits, watched)
+    finite = _finite(model, inputs, streams, watched)
+    if finite["output_finite"] is None:
+        unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
+    gains = {site.parameter: handler.gain() for site, handler in products}
+    init, unread = measure_initialisation(model, anatomy, seed, gains)
+    measured = Measurements(residual=streams, attention=attention, init=init, **finite)
+    return measured, (*skipped, *unseen, *unread)
+
+
+def _finite(model: nn.Module, inputs: Inputs, streams: tuple[StreamMeasure, ...], watched: Watched) -> dict[str, Any]:
+    """Whether the output is finite, and where the first value that is not came from."""
     finite = all_finite(watched.output)
     broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
     operation = None
     if finite is False or broken is not None:
         broken = first_broken_module(model, inputs) or broken
         operation = None if broken is None else first_broken_operation(model, inputs, broken)
-    if finite is None:
-        unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    gains = {site.parameter: handler.gain() for site, handler in products}
-    init, unread = measure_initialisation(model, anatomy, seed, gains)
-    measured = Measurements(
-        residual=streams,
-        attention=attention,
-        init=init,
-        output_finite=finite,
-        first_non_finite=broken,
-        first_non_finite_operation=operation,
-    )
-    return measured, (*skipped, *unseen, *unread)
+    return {"output_finite": finite, "first_non_finite": broken, "first_non_finite_operation": operation}
 
 
 def _streams(

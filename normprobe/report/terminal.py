@@ -11,20 +11,19 @@ from rich.text import Text
 
 from normprobe.records import ReportData, Severity
 from normprobe.report.depth import chart_lines
+from normprobe.report.grid import table_lines
 from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
 from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.page import INDENT, MOST_STREAMS, Page, hanging
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import charts
 from normprobe.report.streams import stream_title
-from normprobe.report.tables import Table as Measured
 from normprobe.report.tables import tables
 from normprobe.report.verdict import verdict
 from normprobe.report.wording import mend_text, plural
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDEST = 140
-MOST_ROWS = 12
 _LEFT = 19  # characters to the left of a finding at most: severity, code and the room between
 
 
@@ -49,7 +48,7 @@ class TerminalReport:
         for chart in charts(self.data):
             yield from chart_lines(page, chart)
         for table in tables(self.data):
-            yield from _table(page, table)
+            yield from table_lines(page, table)
         yield from _findings(page, self.data)
         yield from _listed(page, "Notes", [Text(page.text(note)) for note in self.data.notes])
         yield from _listed(page, "Not looked at", _skips(page, self.data))
@@ -91,22 +90,6 @@ def _anatomy(page: Page, data: ReportData) -> Iterator[RenderableType]:
 
 def _fact(page: Page, fact: str) -> Text:
     return Text(page.text(fact), style="bold red" if fact.startswith("NO final norm") else "")
-
-
-def _table(page: Page, table: Measured) -> Iterator[RenderableType]:
-    yield page.title(table.title, table.caption)
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=0)
-    grid.add_column(overflow="fold")
-    for _ in table.columns[1:]:
-        grid.add_column(justify="right", no_wrap=True)
-    grid.add_row("", *(Text(page.text(column), style="dim") for column in table.columns))
-    for first, *cells in table.rows[:MOST_ROWS]:
-        grid.add_row("", Text(page.fit(first, max(12, page.width // 2))), *(page.text(cell) for cell in cells))
-    yield grid
-    rest = len(table.rows) - MOST_ROWS
-    if rest > 0:
-        yield page.dim(f"and {plural(rest, 'more row')}: --format json lists all")
 
 
 def _findings(page: Page, data: ReportData) -> Iterator[RenderableType]:

@@ -118,6 +118,6 @@ def test_what_has_no_tokens_or_no_norm_is_said() -> None:
 
 def test_the_table_has_the_slowest_first() -> None:
     report = normprobe.probe(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), Slow(8)), X, measures=("cost",))
-    (table,) = tables(report.data)
+    *_, table = tables(report.data)
     assert [row[0] for row in table.rows] == ["2", "0"]
     assert all(len(row) == len(table.columns) for row in table.rows)

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from normprobe.records import Measurements, RoleMeasure
+from normprobe.records import Measurements, RoleMeasure, WeightMeasure
 from normprobe.report.tables.table import Table
 
-_COLUMNS = ("role", "weights", "distribution", "std", "std · √fan_in", "E[y²] / E[x²]", "recipe")
+_COLUMNS = ("role", "weights", "distribution", "std", "× √fan_in", "E[y²]/E[x²]", "recipe")
+_NAMED = 2  # recipes that one cell has room for
 
 
 def make(measured: Measurements) -> Iterator[Table]:
     """The table of a model that does not look trained."""
     init = measured.init
-    if init is None or init.trained:
+    if init is None or init.trained is not False:
         return
-    known = "weights as they were drawn" if init.trained is False else "whether the weights were trained is not clear"
-    caption = f"{known}; recipes that fit nearly every weight of a role"
-    yield Table("Initialisation", caption, _COLUMNS, tuple(_row(role) for role in init.roles))
+    caption = "weights as they were drawn, medians of each role; recipes that fit nearly every weight of it"
+    yield Table("Initialisation", caption, _COLUMNS, tuple(_row(role, init.weights) for role in init.roles))
 
 
-def _row(role: RoleMeasure) -> tuple[str, ...]:
+def _row(role: RoleMeasure, weights: tuple[WeightMeasure, ...]) -> tuple[str, ...]:
     gain = role.second_moment_gain
+    mixed = all(w.recipes for w in weights if role.role in w.roles)
     return (
         role.role,
         str(role.weights),
         ", ".join(role.distributions).replace("_", " "),
-        _span(role.std),
-        _span(role.gain),
+        f"{role.std[1]:.3g}",
+        f"{role.gain[1]:.3g}",
         "–" if gain is None else f"{gain:.3g}",
-        ", ".join(role.recipes) or "unknown",
+        _names(role.recipes) or ("several" if mixed else "unknown"),
     )
 
 
-def _span(values: tuple[float, float, float]) -> str:
-    low, middle, high = (f"{value:.3g}" for value in values)
-    return middle if low == high else f"{middle} ({low} to {high})"
+def _names(recipes: tuple[str, ...]) -> str:
+    more = len(recipes) - _NAMED
+    named = ", ".join(recipes[:_NAMED])
+    return f"{named} and {more} more" if more > 0 else named
