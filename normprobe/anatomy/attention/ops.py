@@ -8,6 +8,7 @@ from typing import Any
 
 from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.attention.written import written_softmax
+from normprobe.anatomy.flow.along import along
 from normprobe.anatomy.flow.ops import CAPS, LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
@@ -52,7 +53,10 @@ def find_attention(flow: Flow) -> list[AttentionOp]:
     taken = {op.product for op in found}
     for step in flow.steps:
         op = _weights(flow, step) if step.role is Role.ACT else None
-        if op is not None and op.product not in taken and not flow.steps[op.product].parameters:  # weights of an expert
+        own = (
+            op is not None and op.product not in taken and not flow.steps[op.product].parameters
+        )  # weights of an expert
+        if op is not None and own and _over_tokens(flow, op):
             taken.add(op.product)
             found.append(op)
     return sorted(found, key=lambda op: op.step.id)
@@ -65,8 +69,18 @@ def _find(flow: Flow) -> Iterator[AttentionOp]:
             found = _composite(flow, step) if step.group is not None else _kernel(flow, step)
         elif step.role is Role.SOFTMAX or written_softmax(flow, step):
             found = _weights(flow, step)
-        if found is not None:
+        if found is not None and _over_tokens(flow, found):
             yield found
+
+
+def _over_tokens(flow: Flow, op: AttentionOp) -> bool:
+    """Whether tokens are weighed, as far as can be told: neither features by sums over all tokens, nor the parts of one
+    token."""
+    summed = along(flow, op.query, -1)
+    rows, keys = along(flow, op.query, -2), along(flow, op.key, -2 if op.across[0] == -1 else -1)
+    if summed is not None and summed.places and not summed.features:
+        return False
+    return rows is None or keys is None or any(one.places or not one.features for one in (rows, keys))
 
 
 def _composite(flow: Flow, step: Step) -> AttentionOp | None:
@@ -93,19 +107,27 @@ def _arguments(flow: Flow, step: Step) -> dict[str, Any]:
     return dict(zip(names, step.node.args, strict=False)) | step.node.kwargs
 
 
+def operands(flow: Flow, step: Step) -> tuple[int, int, int] | None:
+    """Query, key and value of an operation that is attention as a whole, by the names of its arguments."""
+    arguments = _arguments(flow, step)
+    query, key, value = (argument_value(arguments.get(n)) for n in ("query", "key", "value"))
+    return None if query is None or key is None or value is None else (query, key, value)
+
+
 def scaling(flow: Flow, step: Step) -> tuple[int, ...]:
     """The inputs whose scale the outputs of a step without weights have: none of a softmax, the values of attention."""
     if step.role is Role.SOFTMAX:
         return ()
-    value = argument_value(_arguments(flow, step).get("value")) if step.role is Role.ATTENTION else None
-    return step.inputs if value is None else (value,)
+    found = operands(flow, step) if step.role is Role.ATTENTION else None
+    return step.inputs if found is None else found[2:]
 
 
 def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site: OpSite) -> AttentionOp | None:
-    """An operation that is attention as a whole, by the names of its arguments."""
-    query, key, value = (argument_value(arguments.get(n)) for n in ("query", "key", "value"))
-    if query is None or key is None or value is None:
+    """An operation that is attention as a whole."""
+    found = operands(flow, step)
+    if found is None:
         return None
+    query, key, value = found
     scale = arguments.get("scale")
     factor = float(scale) if scale is not None else flow.shape(query)[-1] ** -0.5
     mask = argument_value(arguments.get("attn_mask", arguments.get("attn_bias")))

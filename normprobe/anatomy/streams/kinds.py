@@ -1,25 +1,29 @@
 """What a branch computes, told by how it mixes tokens.
 
-An MLP acts on every token alone. Attention weighs tokens, or samples of a map of them, by a softmax; a scan carries a
-state along them (seen as a cumulative sum, or as a loop that reads the positions one by one); a convolution mixes
-neighbours, as a pooling does whose window slides on by one, or all tokens where it goes by way of frequencies.
+An MLP acts on every token alone, experts do so with weights that a router chooses for it. Attention weighs tokens, or
+samples of a map of them, by a softmax; a scan carries a state along them (seen as a cumulative sum, or as a loop that
+reads the positions one by one); a convolution mixes neighbours, as a pooling does whose window slides on by one, or all
+tokens where it goes by way of frequencies.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
-from normprobe.anatomy.attention.ops import AttentionOp
+from normprobe.anatomy.attention.ops import AttentionOp, operands
+from normprobe.anatomy.flow.along import along, factors, tokens_meet
 from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign, slides
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import argument_value, backward, pools
+from normprobe.anatomy.flow.walk import argument_value, backward, last_makers, pools
 from normprobe.anatomy.streams.parts import Part, enters
 from normprobe.anatomy.streams.trunks import Write
 from normprobe.records.anatomy import BranchKind
 
 CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
-_ROUTING = frozenset({"aten.topk", "aten._grouped_mm"})
-_FIRST_CHOICE = frozenset({"aten.argmax", "aten.nonzero"})  # each token to one expert, gathered by expert
+_CHOICES = frozenset({"aten.topk", "aten.argmax", "aten.max", "aten.sort", "aten.argsort"})
+_PICKS = frozenset({"aten.index", "aten.index_select"})
+_EVEN = frozenset(Role) - WEIGHTY | {Role.SOFTMAX}  # what lies between a router and its choice
 _SCANS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp"})
 _RECURRENT = ("lstm", "gru", "rnn")  # in the names of torch's own operations
 _LOOP = 5  # positions read one by one that make a loop
@@ -44,13 +48,13 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
         return "attention" if _samples(flow, part, steps) else "cross_attention"
     if any("_fft_" in name for name in names):
         return "conv" if any(s.role is Role.MATMUL and s.parameters for s in steps) else "other"
-    if names & _ROUTING or names >= _FIRST_CHOICE:
+    if "aten._grouped_mm" in names or any(_routes(flow, part, s) for s in steps):
         return "moe"
     if any(word in name for name in names if not foreign(name) for word in _RECURRENT):
         return "recurrent"
     convolves = any(_mixes_neighbours(flow, s) for s in steps)
-    products = any(s.role is Role.MATMUL and not s.parameters and len(s.inputs) > 1 for s in steps)
-    if names & _SCANS or _loops(flow, steps):
+    products = any(_multiplies_tokens(flow, s) for s in steps)
+    if any(_scans(flow, s) for s in steps) or _loops(flow, steps):
         return "ssm" if convolves else "linear_attention" if products else "recurrent"
     if convolves:
         return "conv"
@@ -91,6 +95,52 @@ def _samples(flow: Flow, part: Part, steps: list[Step]) -> bool:
     return any(flow.producer.get(value, -1) in part.region for value in maps if value is not None)
 
 
+def _routes(flow: Flow, part: Part, choice: Step) -> bool:
+    """Whether a step chooses among the outputs of a router, and so which tokens or weights are picked, or how strongly
+    others count. The largest features that are kept and go on as features are no such choice."""
+    if base(choice.node.op) not in _CHOICES or flow.floating(choice.outputs[-1]):
+        return False
+    makers = last_makers(flow, choice.inputs[0], part.region, _EVEN)
+    if not makers or not all(s.role is Role.MATMUL and s.parameters for s in makers):
+        return False
+    chosen = {choice.outputs[-1]} if flow.readers(choice.outputs[-1]) else set()
+    for step in (flow.steps[i] for i in sorted(part.region) if i > choice.id):
+        if chosen.isdisjoint(step.inputs):
+            continue
+        if _steers(flow, step, chosen):
+            return True
+        if step.role in _EVEN or not all(flow.floating(v) for v in step.outputs):
+            chosen.update(step.outputs)
+    return False
+
+
+def _steers(flow: Flow, step: Step, chosen: set[int]) -> bool:
+    """Whether a step picks rows by `chosen` numbers, or weighs others by them: one for many features."""
+    others = [v for v in step.inputs if v not in chosen and flow.floating(v)]
+    if base(step.node.op) in _PICKS:
+        return argument_value(step.node.args[0]) in others
+    size = max(math.prod(flow.shape(v)) for v in step.inputs if v in chosen)
+    spread = step.role is Role.GATE and flow.floating(step.outputs[0]) and size < math.prod(flow.shape(step.outputs[0]))
+    return bool(others) and (step.role is Role.MATMUL or spread)
+
+
+def _multiplies_tokens(flow: Flow, step: Step) -> bool:
+    """Whether a product of two signals, or what weighs features by it, brings several tokens together."""
+    if step.role is Role.ATTENTION:
+        given = operands(flow, step)
+        return given is None or tokens_meet(flow, *given[:2], -2)
+    pair = factors(flow, step) if step.role is Role.MATMUL and not step.parameters else None
+    return pair is not None and tokens_meet(flow, *pair)
+
+
+def _scans(flow: Flow, step: Step) -> bool:
+    """Whether a step sums or multiplies up along an axis that is not one of features."""
+    if base(step.node.op) not in _SCANS:
+        return False
+    runs = along(flow, step.inputs[0], int(step.node.args[1]))
+    return runs is None or not runs.features
+
+
 def _mixes_neighbours(flow: Flow, step: Step) -> bool:
     """Whether a step is a convolution whose kernel is wider than one position, or a sliding mean."""
     if slides(step.node):
@@ -102,16 +152,15 @@ def _mixes_neighbours(flow: Flow, step: Step) -> bool:
 
 
 def _loops(flow: Flow, steps: list[Step]) -> bool:
-    """Whether all positions of some value are read one by one, on an axis that is not the last."""
+    """Whether all positions of some value are read one by one, on an axis that is not one of features."""
     reads: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for step in steps:
         if step.node.op != "aten.select.int" or not step.inputs:
             continue
         value, axis, position = step.inputs[0], int(step.node.args[1]), int(step.node.args[2])
-        shape = flow.shape(value)
-        if axis % len(shape) != len(shape) - 1:
-            reads[value, axis].add(position % shape[axis])
-    return any(len(found) >= _LOOP and len(found) == flow.shape(v)[axis] for (v, axis), found in reads.items())
+        reads[value, axis].add(position % flow.shape(value)[axis])
+    whole = [at for at, found in reads.items() if len(found) >= _LOOP and len(found) == flow.shape(at[0])[at[1]]]
+    return any((runs := along(flow, value, axis)) is None or not runs.features for value, axis in whole)
 
 
 def _reads_elsewhere(flow: Flow, part: Part, write: Write) -> bool:

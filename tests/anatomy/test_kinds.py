@@ -1,0 +1,171 @@
+"""The kind of a branch is told by whether and how it mixes tokens, not by the operations that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normprobe.records import Anatomy
+from tests.anatomy.reading import anatomy_of, only_stream
+
+WIDTH, INNER, TOKENS = 16, 24, 6
+Inside = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """x + down(inside(block, up(norm(x)))): `inside` says what stands between the two projections."""
+
+    def __init__(self, inside: Inside, wide: int = INNER, into: int = INNER) -> None:
+        super().__init__()
+        self.inside, self.norm = inside, nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, wide), nn.Linear(into, WIDTH)
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.inside(self, self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+def read(block: nn.Module) -> Anatomy:
+    return anatomy_of(nn.Sequential(block, block), torch.randn(2, TOKENS, WIDTH))
+
+
+def top_channels(_: nn.Module, h: Tensor) -> Tensor:
+    values, places = h.topk(8, -1)
+    return torch.zeros_like(h).scatter(-1, places, values.relu())
+
+
+def masked_channels(_: nn.Module, h: Tensor) -> Tensor:
+    return h * F.one_hot(h.topk(8, -1).indices, INNER).sum(-2)
+
+
+def running_sum(_: nn.Module, h: Tensor) -> Tensor:
+    return F.gelu(h).cumsum(-1)
+
+
+def grouped(block: nn.Module, h: Tensor) -> Tensor:
+    """Groups of channels one after the other, each with what became of the one before."""
+    groups, state, found = h.unflatten(-1, (6, 4)), torch.zeros(()), []
+    for i in range(6):
+        state = F.gelu(block.mix(groups[..., i, :] + state))
+        found.append(state)
+    return torch.cat(found, -1)
+
+
+def outer(_: nn.Module, h: Tensor) -> Tensor:
+    """Each token's products of some features with others."""
+    left, right = h.split([4, 20], -1)
+    return (left.unsqueeze(-1) @ right[..., :6].unsqueeze(-2)).flatten(-2)
+
+
+def own_weights(_: nn.Module, h: Tensor) -> Tensor:
+    """Each token is multiplied by a matrix that is made of it."""
+    left, matrix = h.relu().split([4, 20], -1)
+    made = left.unsqueeze(-2) @ torch.cat((matrix, matrix[..., :4]), -1).unflatten(-1, (4, 6))
+    return made.squeeze(-2).repeat(1, 1, 4)
+
+
+@pytest.mark.parametrize("inside", [top_channels, masked_channels, running_sum, grouped, outer, own_weights])
+def test_what_acts_on_every_token_alone_is_an_mlp(inside: Inside) -> None:
+    assert [b.kind for b in only_stream(read(Block(inside))).branches] == ["mlp"] * 2
+
+
+def heads(h: Tensor) -> tuple[Tensor, ...]:
+    """Query, key and value, (batch, tokens, heads, features) each."""
+    return tuple(t.unflatten(-1, (2, 4)) for t in h.chunk(3, -1))
+
+
+def covariance(_: nn.Module, h: Tensor) -> Tensor:
+    """Each channel weighs the channels of its head by their products over all tokens."""
+    q, k, v = (t.permute(0, 2, 3, 1) for t in heads(h))
+    weights = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)).softmax(-1)
+    return (weights @ v).permute(0, 3, 1, 2).flatten(2)
+
+
+def fused_covariance(_: nn.Module, h: Tensor) -> Tensor:
+    q, k, v = (t.permute(0, 2, 3, 1) for t in heads(h))
+    return F.scaled_dot_product_attention(q, k, v).permute(0, 3, 1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("inside", [covariance, fused_covariance])
+def test_channels_that_weigh_channels_are_no_attention_over_tokens(inside: Inside) -> None:
+    anatomy = read(Block(inside, into=8))
+    assert [b.kind for b in only_stream(anatomy).branches] == ["linear_attention"] * 2
+    assert not anatomy.attention
+
+
+def among_heads(_: nn.Module, h: Tensor) -> Tensor:
+    """The heads of one token weigh each other."""
+    q, k, v = heads(h)
+    return F.scaled_dot_product_attention(q, k, v).flatten(2)
+
+
+def among_written_heads(_: nn.Module, h: Tensor) -> Tensor:
+    q, k, v = heads(h)
+    return ((q @ k.transpose(-2, -1)).softmax(-1) @ v).flatten(2)
+
+
+@pytest.mark.parametrize("inside", [among_heads, among_written_heads])
+def test_parts_of_one_token_that_weigh_each_other_are_an_mlp(inside: Inside) -> None:
+    anatomy = read(Block(inside, into=8))
+    assert [b.kind for b in only_stream(anatomy).branches] == ["mlp"] * 2
+    assert not anatomy.attention
+
+
+def over_tokens(_: nn.Module, h: Tensor) -> Tensor:
+    return F.gelu(h).cumsum(1)
+
+
+def in_chunks(_: nn.Module, h: Tensor) -> Tensor:
+    """Summed up within chunks of four tokens, zeros put beside the last."""
+    chunks = F.pad(F.gelu(h).transpose(1, 2), (0, 2)).unflatten(-1, (2, 4)).cumsum(-1)
+    return chunks.flatten(2)[..., :TOKENS].transpose(1, 2)
+
+
+def loop(block: nn.Module, h: Tensor) -> Tensor:
+    state, found = torch.zeros(()), []
+    for i in range(TOKENS):
+        state = torch.tanh(h[:, i] + state)
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def summary(_: nn.Module, h: Tensor) -> Tensor:
+    q, k, v = h.chunk(3, -1)
+    return q @ (k.transpose(-2, -1) @ v)
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind", "into"),
+    [
+        (over_tokens, "recurrent", INNER),
+        (in_chunks, "recurrent", INNER),
+        (loop, "recurrent", INNER),
+        (summary, "linear_attention", 8),
+    ],
+)
+def test_the_same_operations_along_the_tokens_mix_them(inside: Inside, kind: str, into: int) -> None:
+    assert [b.kind for b in only_stream(read(Block(inside, into=into))).branches] == [kind] * 2
+
+
+class OnMap(nn.Module):
+    """Attention over the places of a map; a rectifier and a projection over its channels follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.GroupNorm(1, WIDTH), nn.Conv2d(WIDTH, 2 * 8 + WIDTH, 1)
+        self.proj = nn.Sequential(nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).flatten(2).split([8, 8, WIDTH], 1)
+        weights = (q.transpose(-2, -1) @ k).softmax(-1)
+        return x + self.proj((v @ weights.transpose(-2, -1)).unflatten(-1, x.shape[2:]))  # type: ignore[no-any-return]
+
+
+def test_an_activation_behind_attention_weighs_no_tokens() -> None:
+    anatomy = anatomy_of(nn.Sequential(OnMap(), OnMap(), OnMap()), torch.randn(2, WIDTH, 3, 4))
+    assert [b.kind for b in only_stream(anatomy).branches] == ["attention"] * 3
+    assert [a.kernel for a in anatomy.attention] == ["aten._softmax"] * 3
