@@ -202,6 +202,35 @@ def vision(model_class: str, config_class: str, **fields: Any) -> Built:
     return model, {"pixel_values": torch.randn(2, 3, 8, 8)}
 
 
+class ChosenBiases(nn.Module):
+    """Experts in one product over sorted tokens, with the bias of each token's expert picked by its index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4, bias=False)
+        self.up, self.down = (nn.Parameter(torch.randn(4, WIDTH, WIDTH) * 0.3) for _ in range(2))
+        self.up_bias, self.down_bias = (nn.Parameter(torch.randn(4, WIDTH) * 0.3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x).flatten(0, 1)
+        weights, experts = self.router(h).softmax(-1).topk(2)
+        chosen = experts.flatten()
+        h = h.repeat_interleave(2, 0)[:, None]
+        h = torch.relu((h @ self.up[chosen])[:, 0] + self.up_bias[chosen])
+        h = (h[:, None] @ self.down[chosen])[:, 0] + self.down_bias[chosen]
+        return x + (h * weights.flatten()[:, None]).view(-1, 2, WIDTH).sum(1).view(x.shape)
+
+
+def test_biases_that_a_router_picks_are_biases() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(ChosenBiases(), ChosenBiases(), nn.LayerNorm(WIDTH)), torch.randn(2, 4, WIDTH)
+    (stream,) = anatomy_of(model, x).streams
+    assert [b.kind for b in stream.branches] == ["moe", "moe"]
+    assert stream.branches[0].writers == ("0.down", "0.down_bias")
+    assert stream.branches[0].readers == ("0.router.weight", "0.up", "0.up_bias")
+    assert [fault(model, x, branch) for branch in stream.branches] == [None, None]
+
+
 class Layout(nn.Module):
     """Attention of a packed weight that holds q, k and v in an order of its own; `split` gives each as [B, H, T, D]."""
 

@@ -157,8 +157,8 @@ _ACTIVATIONS = frozenset(  # pointwise, though torch does not mark them so
     f"aten.{n}" for n in ("hardswish", "gelu", "mish", "relu6", "prelu", "_prelu_kernel", "threshold", "abs")
 )
 _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
-_ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
-_SCALES = frozenset([REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
+ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
+SCALES = frozenset([REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
 _SOFTMAXES = frozenset(
     ["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax", "aten._log_softmax"]
 )
@@ -201,9 +201,9 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
     if node.op == "aten.lerp.Scalar" and len(signals) > 1:
         return Role.ADD
     repeated = sum(value in signals for value in node.inputs) > len(signals)
-    if name in _ADDS:
+    if name in ADDS:
         return Role.ADD if len(signals) > 1 else Role.SCALE if repeated else Role.SHIFT
-    if name in _SCALES:
+    if name in SCALES:
         return _product(node, name, signals, repeated)
     if name == "aten.addcmul" and len(signals) == 1 and not repeated:  # b + w·x
         return Role.SCALE

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import PIECE, REST, SPREADING, Role, base, classify, sums_squares
+from normprobe.anatomy.flow.ops import ADDS, PIECE, REST, SCALES, SPREADING, Role, base, classify, sums_squares
 from normprobe.anatomy.flow.pieces import pieces
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.trace import Node, Ref, Trace
@@ -35,8 +35,8 @@ class Step:
     """One operation on a signal.
 
     `inputs` are the distinct signals it reads (the main one first), `statics` its other tensor arguments,
-    `parameters` those that reach it without passing a signal (of a product without any, the buffers), `node` the
-    recorded operation (the last of a group).
+    `parameters` those that reach it without passing a signal, rows that a signal picks apart (of a product without any,
+    the buffers), `node` the recorded operation (the last of a group).
     """
 
     id: int
@@ -108,7 +108,7 @@ def build(trace: Trace, levels: Levels, statics: Statics, groups: Sequence[Group
 
 def _add_node(flow: Flow, node: Node) -> None:
     signals = frozenset(v for v in node.inputs if flow.levels.signal(v))
-    signals -= _masks(flow, node, signals) | _overwritten(node, signals)
+    signals -= _masks(flow, node, signals) | _overwritten(node, signals) | _rows(flow, node, signals)
     if not signals:
         role = Role.SOURCE
     elif base(node.op) in _ACCUMULATING and len(signals) > 1 and _ref(node.args[0]) in signals:
@@ -141,6 +141,16 @@ def _masks(flow: Flow, node: Node, signals: frozenset[int]) -> frozenset[int]:
     small, large = sorted(signals, key=lambda v: math.prod(flow.shape(v)))
     spread = math.prod(flow.shape(small)) < math.prod(flow.shape(large))
     return frozenset({small}) if spread and flow.levels.raw(small) and not flow.levels.raw(large) else frozenset()
+
+
+def _rows(flow: Flow, node: Node, signals: frozenset[int]) -> frozenset[int]:
+    """Summands and factors that are rows of parameters, picked by a signal (the biases of the experts that a router
+    chose), beside another one that is not: the signal only says which of them count."""
+    if base(node.op) not in ADDS | SCALES:
+        return frozenset()
+    picks = {v: _pick(flow, v) for v in signals}
+    rows = frozenset(v for v, step in picks.items() if step is not None and step.inputs and step.parameters)
+    return rows if rows < signals else frozenset()
 
 
 def _overwritten(node: Node, signals: frozenset[int]) -> frozenset[int]:
@@ -199,8 +209,7 @@ def _append(
     if statics is None:
         statics = tuple(dict.fromkeys(v for v in node.inputs if not flow.levels.signal(v)))
     parameters = tuple(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
-    if role is Role.MATMUL:
-        parameters = tuple(dict.fromkeys((*parameters, *(p for v in inputs for p in _selected(flow, v)))))
+    parameters = tuple(dict.fromkeys((*parameters, *_picked(flow, role, inputs, node))))
     if role is Role.MATMUL:  # weights may be kept as buffers, as quantised ones are
         held = [v for v in statics if len(flow.shape(v)) > 1]
         if not any(flow.levels.parameters(v) for v in held):
@@ -215,15 +224,23 @@ def _append(
         flow.producer[value] = step.id
 
 
-def _selected(flow: Flow, value: int) -> tuple[str, ...]:
-    """The parameters that a factor was picked from by an index (the weights of the experts that a router chose)."""
+def _picked(flow: Flow, role: Role, inputs: tuple[int, ...], node: Node) -> Iterator[str]:
+    """The parameters that the factors of a product, or the rows beside the signal of a shift or scale, came from."""
+    aside = (v for v in node.inputs if v not in inputs) if role in (Role.SHIFT, Role.SCALE) else ()
+    for value in inputs if role is Role.MATMUL else aside:
+        step = _pick(flow, value)
+        yield from step.parameters if step is not None else ()
+
+
+def _pick(flow: Flow, value: int) -> Step | None:
+    """The step that picked a value out of parameters by an index (the weights of the experts that a router chose)."""
     while (step := flow.made_by(value)) is not None and step.role in (Role.MOVE, Role.SOURCE):
         if base(step.node.op) in _PICKS and _ref(step.node.args[0]) not in step.inputs:
-            return step.parameters
+            return step
         if len(step.inputs) != 1:
-            return ()
+            return None
         value = step.inputs[0]
-    return ()
+    return None
 
 
 def _ref(argument: object) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 from normprobe.anatomy.attention.ops import scaling
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import constant_factor, first_readers, last_makers, light_chain, operand_factor
+from normprobe.anatomy.flow.walk import constant_factor, first_readers, light_chain, operand_factor
 from normprobe.anatomy.norm_sites.graph_subject import StaticFunction
 from normprobe.anatomy.norm_sites.reparametrizations import directions
 from normprobe.anatomy.streams.parts import Part, by_sigmoid, control, enters
@@ -58,19 +58,24 @@ def _reading(flow: Flow, write: Write, part: Part) -> frozenset[int]:
 
 
 def writers(flow: Flow, part: Part, model: nn.Module) -> tuple[str, ...]:
-    """Parameters of the last weighty steps on every way out of the branch: those that scale what is written. Of a
-    weight-normed weight that is the magnitude, not the direction."""
-    found = _biases_behind(flow, part)
+    """Parameters of the last weighty steps on every way out of the branch, and what is added behind them: those that
+    scale what is written. Of a weight-normed weight that is the magnitude, not the direction."""
+    hits: dict[int, Step] = {}
     todo, seen = [part.end], {part.end}
     while todo:
-        for step in last_makers(flow, todo.pop(), part.core, _UNWEIGHTED):
-            if step.parameters:
-                idle = {p for v in step.statics for p in directions(model, flow, v)}
-                found += [p for p in step.parameters if p not in idle]
-                continue
+        step = flow.made_by(todo.pop())
+        if step is None or step.id not in part.core:
+            continue
+        if step.parameters and (step.role in WEIGHTY or step.role is Role.SHIFT):
+            hits[step.id] = step
+        if step.role in _UNWEIGHTED or not step.parameters:
             fresh = [v for v in scaling(flow, step) if v not in seen]
             seen.update(fresh)
             todo += fresh
+    found: list[str] = []
+    for step in (hits[i] for i in sorted(hits)):
+        idle = {p for v in step.statics for p in directions(model, flow, v)}
+        found += [p for p in step.parameters if p not in idle]
     return tuple(dict.fromkeys(found))
 
 
@@ -83,16 +88,6 @@ def _biases(flow: Flow, step: Step, part: Part) -> list[str]:
             if reader.id in part.region and reader.role in (Role.MOVE, Role.SHIFT):
                 found += reader.parameters
                 todo += reader.outputs
-    return found
-
-
-def _biases_behind(flow: Flow, part: Part) -> list[str]:
-    """Parameters that are added between the last weights and the branch's end."""
-    found: list[str] = []
-    for link in light_chain(flow, part.end):
-        step = flow.made_by(link.value)
-        if step is not None and step.id in part.region and step.role is Role.SHIFT:
-            found += step.parameters
     return found
 
 
