@@ -1,7 +1,8 @@
 """Readers and writers held against the model itself, and the proof that a model has no residual stream.
 
 A branch's writers are all that carries it into the stream: with them at zero, noise on its readers must not move
-the output by a bit; with them in place it must. What reaches what is followed by storage in `Taint`.
+the output by a bit; with them in place it must, with the weights that the model has or with noisier ones (a softmax
+over a single key hides its query). What reaches what is followed by storage in `Taint`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normprobe.records import Anatomy, Branch
 
 PICKS = 3  # branches of each stream that are tried
+DRAWS = 3  # other weights that readers without effect are tried with
 ROUNDING = 1e-12  # relative; zero in all but name, as a zeroed branch adds exact zeros
 LIGHT = (
     "aten::mul",
@@ -181,6 +183,8 @@ def _fault(
     readers: list[Tensor] = [params[name] for name in dict.fromkeys(branch.readers)]
     readers = [reader for reader in readers if id(reader) not in writers] or readers
     moved, still, shift = _effects(model, inputs, readers, list(writers.values()))
+    if moved == 0.0 == still and shift > 0.0:
+        moved, still = _redrawn(model, inputs, readers, list(writers.values()))
     if not still <= ROUNDING:
         return f"{place}: with its writers zeroed its readers still move the output, by {still:.1e}"
     if moved > ROUNDING:
@@ -189,6 +193,28 @@ def _fault(
         held.unreachable.append(place)
         return None
     return f"{place}: its readers move the output by {moved:.1e} only; zeroing its writers moves it by {shift:.1e}"
+
+
+def _redrawn(
+    model: nn.Module, inputs: Mapping[str, Tensor], readers: list[Tensor], writers: list[Tensor]
+) -> tuple[float, float]:
+    """What the readers move, with the writers as they are and at zero, under the first of some noisier weights with
+    which they move anything."""
+    kept = [p.detach().clone() for p in model.parameters()]
+    moved = still = 0.0
+    try:
+        for draw in range(DRAWS):
+            with torch.no_grad():
+                for param in (p for p in model.parameters() if p.is_floating_point()):
+                    _noise(param, seed=draw)
+            moved, still, _ = _effects(model, inputs, readers, writers)
+            if moved != 0.0 or still != 0.0:
+                break
+    finally:
+        with torch.no_grad():
+            for param, value in zip(model.parameters(), kept, strict=True):
+                param.copy_(value)
+    return moved, still
 
 
 def _effects(
@@ -232,9 +258,9 @@ def _distance(found: Tensor, base: Tensor) -> float:
     return ((found - base).abs().max() / base.abs().max().clamp_min(1e-12)).item()
 
 
-def _noise(param: Tensor) -> None:
+def _noise(param: Tensor, seed: int = 3) -> None:
     spread = param.float().std().item() if param.numel() > 1 else 0.0
-    noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(3)) * 2 * (spread or 1.0)
+    noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(seed)) * 2 * (spread or 1.0)
     param.add_(noise.to(param.dtype))
 
 

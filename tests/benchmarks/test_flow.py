@@ -142,6 +142,38 @@ def test_a_mixer_without_weights_is_not_tried() -> None:
     assert (held.fault, held.tried) == (None, 2)
 
 
+class Segments(Block):
+    """Attention inside segments, that begin where a score is small: with weak weights every token is one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.query, self.key = nn.Linear(WIDTH, 1, bias=False), Block(), Block()
+        nn.init.normal_(self.score.weight, std=0.03)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        segment = (self.score(h)[..., 0].abs() < 0.3).cumsum(-1)
+        apart = segment[:, :, None] != segment[:, None]
+        q, k, v = self.query.down(self.query.up(h)), self.key.down(self.key.up(h)), self.up(h)
+        weights = (q @ k.transpose(1, 2)).masked_fill(apart, -torch.inf).softmax(-1)
+        return x + self.down(weights @ v)
+
+
+def test_readers_that_one_draw_of_the_weights_hides_are_tried_with_others() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Segments(), Block())
+    inputs = {"input": INPUTS["x"]}
+    anatomy = probe(net, inputs, level="structure").anatomy
+    (stream,) = anatomy.streams
+    queries = stream.branches[0].model_copy(update={"readers": ("0.query.up.weight", "0.query.up.bias")})
+    anatomy = anatomy.model_copy(
+        update={"streams": (stream.model_copy(update={"branches": (queries, stream.branches[1])}),)}
+    )
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert holds(net, inputs, anatomy).fault is None
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
 def test_no_streams_do_not_hold() -> None:
     assert holds(model(), INPUTS, Anatomy()).fault == "a stream without branches"
 
