@@ -212,3 +212,20 @@ def test_a_frozen_batch_norm_is_told_by_its_stored_variance(gain: bool) -> None:
 
 def test_a_division_by_a_buffer_is_no_norm() -> None:
     assert anatomy_of(StoredScale(False, False).eval(), torch.randn(2, 3, 8, 8)).norms == ()
+
+
+class Masked(nn.Module):
+    """A norm written out, whose output is masked by numbers that come with the input before its gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.inner = nn.Parameter(torch.rand(WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * mask[..., None]
+        return x + torch.relu(self.inner(h * self.gain))
+
+
+def test_a_mask_is_no_part_of_a_norm() -> None:
+    (site,) = anatomy_of(Masked(), (torch.randn(2, 3, WIDTH), torch.ones(2, 3))).norms
+    assert (site.kind, site.affine, site.role) == ("rmsnorm", "none", "pre")

@@ -32,12 +32,15 @@ class GraphSubject:
         end: the value that comes out; shaped like `origin`.
 
     Raises:
-        UnreadableAnatomyError: a tensor is needed that was made outside the recorded forward.
+        UnreadableAnatomyError: a tensor is needed that was made outside the recorded forward, or from another signal.
     """
 
     def __init__(
         self, model: nn.Module, trace: Trace, levels: Levels, nodes: Sequence[Node], origin: int, end: int
     ) -> None:
+        made = {origin}.union(*(n.outputs for n in nodes))
+        if any(levels.signal(v) and v not in made for n in nodes for v in n.inputs):
+            raise UnreadableAnatomyError("another signal is part of the computation")
         self._trace, self._levels, self._origin, self._end = trace, levels, origin, end
         self._nodes = [*_static_nodes(trace, levels, nodes), *nodes]
         recorded = trace.values[origin]

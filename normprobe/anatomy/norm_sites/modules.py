@@ -101,8 +101,7 @@ class _Finder:
         trace, levels = self.trace, self.candidates.levels
         nodes = [trace.nodes[i] for i in sorted(self.candidates.nodes(call))]
         main, end = self.candidates.main_input(call), call.outputs[self.candidates.normed(call) or 0]
-        made = {v for n in nodes for v in n.outputs}
-        if main is None or any(levels.signal(v) and v not in made and v != main for n in nodes for v in n.inputs):
+        if main is None:
             return None
         try:
             spec = identify(GraphSubject(self.model, trace, levels, nodes, main, end))
