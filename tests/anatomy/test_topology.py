@@ -117,6 +117,42 @@ class Highway(Block):
         return x
 
 
+class GatedByBranch(Highway):
+    """The gate is made from what the branch gives, as in gated residual networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for gate, branch in zip(self.gates, self.branches(), strict=True):
+            y = branch(x)
+            carried = torch.sigmoid(gate(y))
+            x = carried * x + (1 - carried) * y
+        return x
+
+
+class GRU(nn.Module):
+    """A recurrent unit in place of the add: its state is the trunk, its input what the branch gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset, self.update, self.new = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.reset_y, self.update_y, self.new_y = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        reset = torch.sigmoid(self.reset_y(y) + self.reset(x))
+        update = torch.sigmoid(self.update_y(y) + self.update(x) - 2)
+        return (1 - update) * x + update * torch.tanh(self.new_y(y) + self.new(reset * x))
+
+
+class Recurrent(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(GRU() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit, branch in zip(self.units, self.branches(), strict=True):
+            x = unit(x, branch(x).relu())
+        return x
+
+
 class Net(nn.Module):
     """`enter` and `leave` make copies of the embeddings and one stream of the copies."""
 
@@ -197,11 +233,20 @@ def test_reversible(cut: bool) -> None:
     ]
 
 
-def test_highway() -> None:
-    stream = only_stream(read(Net(Highway)))
+@pytest.mark.parametrize("block", [Highway, GatedByBranch])
+def test_highway(block: type[Block]) -> None:
+    stream = only_stream(read(Net(block)))
     assert (stream.topology, {b.branch_scale.kind for b in stream.branches}) == ("gated", {"gate"})
     assert {b.skip_scale for b in stream.branches} == {None}
     check_branches(stream)
+
+
+def test_a_recurrent_unit_in_place_of_the_add() -> None:
+    stream = only_stream(read(Net(Recurrent)))
+    assert (stream.topology, stream.placement, stream.depth) == ("gated", "pre", 2 * DEPTH)
+    assert [b.kind for b in stream.branches] == ["attention", "mlp"] * DEPTH
+    assert {(b.skip, b.branch_scale.kind) for b in stream.branches} == {("gate", "gate")}
+    assert [b.pre_norm for b in stream.branches[:2]] == ["blocks.0.norm1", "blocks.0.norm2"]
 
 
 def test_a_gated_cell_along_the_tokens_is_no_stream() -> None:

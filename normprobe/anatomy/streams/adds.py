@@ -13,7 +13,7 @@ from dataclasses import replace
 from normprobe.anatomy.flow.ops import WEIGHTY, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
-from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, make_part, region_to
+from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, make_part, region_to, steering
 from normprobe.anatomy.streams.selections import latest
 from normprobe.anatomy.streams.trunks import Trunks, Way, Write, joins, mixture, projected, projections, states
 
@@ -72,8 +72,8 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     if not any(flow.steps[i].role in WEIGHTY for i in visited):
         return None
     source, crossed, region = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
-    part = make_part(flow, source, end, region)
-    if not _carried(flow, source, part) or _filters(flow, part.region):
+    part = make_part(flow, source, end, region, gates=way == "gated")
+    if not _carried(flow, source, part, way == "projected") or _filters(flow, part.region):
         return None
     if way == "gated" and not _coupled(flow, side, end):
         return None
@@ -188,12 +188,15 @@ def _common_source(
     return None
 
 
-def _carried(flow: Flow, source: int, part: Part) -> bool:
+def _carried(flow: Flow, source: int, part: Part, strict: bool = False) -> bool:
     """Whether the branch carries its source on through heavy steps as a signal, not merely as the numbers of rows that
-    it chooses (of a code book)."""
+    it chooses (of a code book), nor, if `strict`, as no more than a gate on something else (the reset gate of a
+    GRU)."""
     heavy = {source: False}  # the values that carry it on, and whether heavy steps were passed
     for step in (flow.steps[i] for i in sorted(part.region)):
         carrying = [heavy[v] for v in step.inputs if v in heavy]
+        if strict and len(carrying) == 1 and steering(flow, step) in heavy:
+            continue
         if carrying:
             passed = step.role in WEIGHTY or any(carrying)
             heavy.update((v, passed) for v in step.outputs if flow.floating(v))

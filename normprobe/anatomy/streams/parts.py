@@ -30,16 +30,19 @@ class Part:
     core: frozenset[int]
 
 
-def make_part(flow: Flow, source: int, end: int, region: frozenset[int]) -> Part:
-    """The way from `source` to `end` over the steps `region`."""
+def make_part(flow: Flow, source: int, end: int, region: frozenset[int], gates: bool = False) -> Part:
+    """The way from `source` to `end` over the steps `region`. With `gates` a product of the trunk itself with a gate,
+    met on this way, is another state of the trunk and carries nothing of the branch (the reset gate of a GRU)."""
     visited: set[int] = set()
     todo = [end]
     while todo:
         step = flow.made_by(todo.pop())
         if step is None or step.id not in region or step.id in visited:
             continue
-        visited.add(step.id)
         factor = control(flow, step, source, region)
+        if gates and factor is not None and source in (k.value for v in step.inputs for k in light_chain(flow, v)):
+            continue
+        visited.add(step.id)
         todo += [v for v in step.inputs if v not in (source, factor) and flow.floating(v)]
     core = between(flow, source, visited)
     return Part(end, region, core if any(flow.steps[i].role in WEIGHTY for i in core) else region)

@@ -121,7 +121,7 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
         factor = control(flow, step, write.source, part.region)
         if step.role is Role.GATE and (step.parameters or factor is None):
             break
-        if factor is not None and _excites(flow, step, factor, part):
+        if factor is not None and write.way != "gated" and _excites(flow, step, factor, part):
             break
         if factor is not None:
             return BranchScale(kind="gate") if _is_gate(flow, write, part, factor) else found
