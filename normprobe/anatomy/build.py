@@ -10,10 +10,10 @@ from torch.jit import ScriptModule
 
 from normprobe.anatomy.attention.ops import AttentionOp, find_attention
 from normprobe.anatomy.attention.sites import ReadSite, read_attention
+from normprobe.anatomy.flow.build import build as build_flow
 from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow, Group
-from normprobe.anatomy.flow.steps import build as build_flow
 from normprobe.anatomy.flow.tokens import with_tokens
 from normprobe.anatomy.norm_sites.candidates import Candidates
 from normprobe.anatomy.norm_sites.inline import find_inline_norms

@@ -147,7 +147,7 @@ class _Add(Handler):
     """The sum after one add, and the trunk before it where it is the first of its stream."""
 
     def __init__(self, branch: Branch, trunk: Trunk, first: bool) -> None:
-        self.site, self.operand, self.trunk, self.first = branch.add, branch.trunk, trunk, first
+        self.site, self.operand, self.trunk, self.first = branch.add, branch.trunk, trunk, first and branch.apart
         self.entry: State | None = None
         self.state: State | None = None
         self.write: GradientEdge | None = None

@@ -123,7 +123,7 @@ class _WithoutWrite(Handler):
     """Makes the output of an add what it would be without the branch."""
 
     def __init__(self, branch: Branch) -> None:
-        self.op, self.operand = branch.add.op, branch.trunk
+        self.op, self.operand, self.apart = branch.add.op, branch.trunk, branch.apart
         self.alone: Tensor | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
@@ -133,7 +133,8 @@ class _WithoutWrite(Handler):
             ValueError: if the operation does not add a write of its own to the trunk.
         """
         operands = [value for value in arguments.values() if isinstance(value, Tensor)]
-        if not any(word in self.op for word in ("add", "sub")):
+        own = self.apart or len(operands) != 2
+        if not own or not any(word in self.op for word in ("add", "sub")):
             raise ValueError(f"{self.op} has no operand of its own for the write")
         if len(operands) == 2:
             self.alone = operands[self.operand] * factors(self.op, arguments)[self.operand]

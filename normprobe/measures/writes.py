@@ -93,7 +93,7 @@ class WriteHandler(Handler):
 
     def __init__(self, shared: Trunk, stream: Stream, branch: Branch) -> None:
         self.shared, self.stream = shared, stream
-        self.trunk, self.op = branch.trunk, branch.add.op
+        self.trunk, self.op, self.apart = branch.trunk, branch.add.op, branch.apart
         self.written: Written | None = None
         self._sides: tuple[Tensor, Tensor, Tensor | None] | None = None  # norms of trunk and write, their product
         self._rounding = math.nan
@@ -102,7 +102,7 @@ class WriteHandler(Handler):
         """Compare the operands; an add in place will overwrite one of them."""
         self._sides, self._rounding = None, math.nan
         operands = _operands(arguments)
-        if len(operands) == 2:
+        if len(operands) == 2 and self.apart:
             scales = factors(self.op, arguments)
             trunk, write = operands[self.trunk], operands[1 - self.trunk]
             if trunk.shape != write.shape:
@@ -140,7 +140,7 @@ class WriteHandler(Handler):
 
     def _accumulated(self, arguments: Mapping[str, Any], output: Tensor) -> None:
         """`addmm` and its kin: the first operand is added to a product that is not there by itself."""
-        accumulator, beta = arguments["self"], float(arguments.get("beta", 1))
+        accumulator, beta = arguments.get("self", output), float(arguments.get("beta", 1))
         if output.dtype not in (torch.float32, torch.float64) or accumulator.shape != output.shape:
             return
         if accumulator.data_ptr() != output.data_ptr():
@@ -183,8 +183,10 @@ class WriteHandler(Handler):
 def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
     """Factors of the two operands of an addition.
 
-    `rsub(a, b)` is b − alpha·a, `sub` subtracts the second, the others scale it.
+    `rsub(a, b)` is b − alpha·a, `sub` subtracts the second, `lerp(a, b, w)` is (1 − w)·a + w·b, the others scale it.
     """
+    if "lerp" in op:
+        return 1.0 - float(arguments["weight"]), float(arguments["weight"])
     alpha = float(arguments.get("alpha", 1))
     if "rsub" in op:
         return -alpha, 1.0

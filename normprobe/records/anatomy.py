@@ -77,6 +77,8 @@ class Branch(Record):
         skip: what the trunk passes on its way to this add besides constants: weights of its own, a pooling, a gate, a
             mixture of parallel copies.
         add: where the add happens, `trunk` (0 or 1) says which operand is the trunk.
+        apart: whether trunk and write come to that operation as operands of their own; false where it computes them
+            itself, as in an interpolation or in a sum over a stack.
     """
 
     path: str
@@ -95,6 +97,7 @@ class Branch(Record):
     branch_scale: BranchScale = BranchScale()
     add: OpSite
     trunk: Literal[0, 1] = 0
+    apart: bool = True
 
 
 class Stream(Record):

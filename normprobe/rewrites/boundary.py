@@ -9,11 +9,11 @@ from typing import Literal
 
 from torch.utils import _pytree as pytree
 
+from normprobe.anatomy.flow.build import build as build_flow
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import LIGHT
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow
-from normprobe.anatomy.flow.steps import build as build_flow
 from normprobe.anatomy.streams.readout import steps_behind
 from normprobe.capture.calls import TensorSpec
 from normprobe.capture.trace import Call

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normprobe.anatomy.flow.build import build
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.statics import Statics
-from normprobe.anatomy.flow.steps import build
 from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.recorder import record
 from normprobe.records import WeightSite

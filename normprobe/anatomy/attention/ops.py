@@ -84,14 +84,8 @@ def _over_tokens(flow: Flow, op: AttentionOp) -> bool:
 
 
 def _composite(flow: Flow, step: Step) -> AttentionOp | None:
-    call = flow.trace.calls[step.call]
-    site = OpSite(
-        path=call.path,
-        op=call.composite,
-        ordinal=call.execution,
-        execution=_execution(flow, call.parent),
-    )
-    return _whole(flow, step, _arguments(flow, step), call.composite, site)
+    kernel = flow.trace.calls[step.call].composite
+    return _whole(flow, step, _arguments(flow, step), kernel, op_site(flow, step))
 
 
 def _kernel(flow: Flow, step: Step) -> AttentionOp | None:
@@ -281,7 +275,13 @@ def _mixes_heads(flow: Flow, step: Step) -> bool:
 
 
 def op_site(flow: Flow, step: Step) -> OpSite:
-    """The key by which a measured pass finds the operation of `step` again."""
+    """The key by which a measured pass finds the operation of `step` again; a torch function that was recorded as a
+    whole is counted as a call."""
+    call = flow.trace.calls[step.call]
+    if call.composite:
+        return OpSite(
+            path=call.path, op=call.composite, ordinal=call.execution, execution=_execution(flow, call.parent)
+        )
     return OpSite(
         path=flow.path(step),
         op=step.node.op,

@@ -46,8 +46,8 @@ class Levels:
                 self._buffers[value] = buffers
 
     def signal(self, value: int) -> bool:
-        """Whether `value` carries the model's input."""
-        return self.of[value] is Level.SIGNAL
+        """Whether `value` carries the model's input, as all do that a step only computes on its way."""
+        return value >= len(self.of) or self.of[value] is Level.SIGNAL
 
     def raw(self, value: int) -> bool:
         """Whether a signal comes from floating inputs alone, with no parameter on the way (a mask of floats, say)."""

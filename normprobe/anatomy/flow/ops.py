@@ -38,6 +38,7 @@ WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 ALIAS = "normprobe.alias"  # a tensor read again after a part of it was written in place
 PIECE = "normprobe.piece"  # one tensor of a concatenation, taken out again as it went in
 REST = "normprobe.rest"  # x·(1 − w), what an interpolation lerp(x, y, w) keeps of x
+ACCUMULATING = frozenset({"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm"})
 SPREADING = frozenset(f"aten.{n}" for n in ("scatter_add", "scatter_add_", "index_add", "index_add_"))
 _MOVES = frozenset(
     [

@@ -1,4 +1,5 @@
-"""Pieces of a concatenation: a split that takes it apart where it was joined gives back what went in."""
+"""Pieces of a concatenation: a split that takes it apart where it was joined gives back what went in, and a sum over
+the axis of a stack adds what was stacked."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from normprobe.anatomy.flow.ops import base
 from normprobe.capture.trace import Node, Ref, Trace
 
 _JOINS = frozenset({"aten.cat", "aten.stack"})
+_SUMS = frozenset({"aten.sum", "aten.mean"})
 _Range = tuple[int, int]
 
 
@@ -24,6 +26,36 @@ def pieces(trace: Trace) -> dict[int, int]:
                 joined.discard(value)
             found[value].update(taken)
     return {output: piece for value in joined for output, piece in found[value].items()}
+
+
+def summands(trace: Trace, node: Node) -> tuple[int, ...]:
+    """The tensors whose sum or mean `node` is, as it sums over the axis on which they were stacked or joined one by
+    one; empty where it is no such sum."""
+    axes = node.args[1] if base(node.op) in _SUMS and len(node.args) > 1 else None
+    if not isinstance(axes, (list, tuple)) or len(axes) != 1 or not isinstance(node.args[0], Ref):
+        return ()
+    value = node.args[0].value
+    order = list(range(len(trace.values[value].shape)))  # which axis of `value` each axis of the summed tensor is
+    summed = int(axes[0]) % len(order)
+    while base((maker := trace.producer(value)).op) in ("aten.permute", "aten.transpose"):
+        moved = _permutation(maker, len(order))
+        order, value = [moved[i] for i in order], maker.args[0].value
+    axis = order.pop(summed)
+    if base(maker.op) not in _JOINS or _axis(maker, len(order) + 1) != axis or order != sorted(order):
+        return ()
+    parts = tuple(ref.value for ref in maker.args[0])
+    single = base(maker.op) == "aten.stack" or all(trace.values[v].shape[axis : axis + 1] == (1,) for v in parts)
+    return parts if single and len(set(parts)) == len(parts) > 1 else ()
+
+
+def _permutation(node: Node, rank: int) -> list[int]:
+    """Which axis of its input each axis of a permuted tensor is."""
+    if base(node.op) == "aten.permute":
+        return [int(i) % rank for i in node.args[1]]
+    one, two = (int(i) % rank for i in node.args[1:3])
+    order = list(range(rank))
+    order[one], order[two] = two, one
+    return order
 
 
 def _taken(trace: Trace, node: Node) -> dict[int, int]:

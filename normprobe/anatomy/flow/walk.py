@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from normprobe.anatomy.flow.levels import Level
-from normprobe.anatomy.flow.ops import LIGHT, REST, Role, base
+from normprobe.anatomy.flow.ops import ACCUMULATING, LIGHT, REST, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.trace import Ref
 
@@ -87,16 +87,18 @@ def pools(step: Step) -> bool:
 
 
 def operand_factor(step: Step, value: int) -> float:
-    """The constant by which an add multiplies its operand `value` (`alpha`, and the sign of a difference)."""
+    """The constant by which an add multiplies its operand `value` (`alpha`, `beta`, and the sign of a difference)."""
     alpha = step.node.kwargs.get("alpha", 1)
     second = argument_value(step.node.args[1]) == value if len(step.node.args) > 1 else False
     name = base(step.node.op)
     if step.node.op == "aten.lerp.Scalar":  # lerp(a, b, w) is (1 − w)·a + w·b
         weight = float(step.node.args[2])
         return weight if second else 1.0 - weight
+    if name in ACCUMULATING:  # addmm(x, a, b) is beta·x + alpha·a@b
+        return float(step.node.kwargs.get("beta", 1) if argument_value(step.node.args[0]) == value else alpha)
     if name == "aten.rsub":  # rsub(a, b) is b − alpha·a
         return 1.0 if second else -float(alpha)
-    if not second or not name.startswith(("aten.add", "aten.sub")) or name.startswith("aten.addmm"):
+    if not second or name.rstrip("_") not in ("aten.add", "aten.sub"):
         return 1.0
     return -float(alpha) if name.startswith("aten.sub") else float(alpha)
 

@@ -69,11 +69,13 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     if hit is None:
         return None
     link, over, visited = hit
+    if way == "gated":
+        link, visited = _unviewed(flow, link, end)
     if not any(flow.steps[i].role in WEIGHTY for i in visited):
         return None
     source, crossed, region = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
     part = make_part(flow, source, end, region, gates=way == "gated")
-    if not _carried(flow, source, part, way == "projected") or _filters(flow, part.region):
+    if not _carried(flow, source, part, way in ("projected", "gated")) or _filters(flow, part.region):
         return None
     if way == "gated" and not _coupled(flow, side, end):
         return None
@@ -186,6 +188,15 @@ def _common_source(
                 seen.add(source)
                 heapq.heappush(heap, (-flow.producer.get(source, -1), source))
     return None
+
+
+def _unviewed(flow: Flow, link: Link, end: int) -> tuple[Link, list[int]]:
+    """The state behind the views that a gate may read it through, and the steps from it to `end`."""
+    value = link.value
+    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
+        value = step.inputs[0]
+    later = frozenset(range(flow.producer.get(value, -1) + 1, flow.producer[end] + 1))
+    return replace(link, value=value), sorted(region_to(flow, value, end, later))
 
 
 def _carried(flow: Flow, source: int, part: Part, strict: bool = False) -> bool:

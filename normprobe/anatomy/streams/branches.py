@@ -149,6 +149,7 @@ def _record(
         branch_scale=scale,
         add=op_site(flow, write.step),
         trunk=1 if write.trunk else 0,
+        apart=set(write.step.inputs) <= set(write.step.node.inputs),
     )
 
 

@@ -50,7 +50,8 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
         return "conv" if any(s.role is Role.MATMUL and s.parameters for s in steps) else "other"
     if "aten._grouped_mm" in names or any(_routes(flow, part, s) for s in steps):
         return "moe"
-    if any(word in name for name in names if not foreign(name) for word in _RECURRENT):
+    heavy = {base(s.node.op) for s in steps if s.role is Role.HEAVY}
+    if any(word in name for name in heavy if not foreign(name) for word in _RECURRENT):
         return "recurrent"
     convolves = any(_mixes_neighbours(flow, s) for s in steps)
     products = any(_multiplies_tokens(flow, s) for s in steps)

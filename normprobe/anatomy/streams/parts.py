@@ -74,17 +74,20 @@ def by_sigmoid(flow: Flow, value: int) -> bool:
 
 
 def gate_of(flow: Flow, value: int) -> int | None:
-    """The sigmoid step whose output is the factor on a value, light steps behind it apart; None where there is none."""
+    """The sigmoid or softmax whose output is the factor on a value, light steps behind it apart; None where there is
+    none."""
     *_, last = light_chain(flow, value)
     step = flow.made_by(last.value)
     factor = steering(flow, step) if step is not None else None
-    return _sigmoid(flow, factor) if factor is not None else None
+    return None if factor is None else _sigmoid(flow, factor, softmax=True)
 
 
-def _sigmoid(flow: Flow, value: int) -> int | None:
+def _sigmoid(flow: Flow, value: int, softmax: bool = False) -> int | None:
     *_, last = light_chain(flow, value)
     maker = flow.made_by(last.value)
-    return maker.id if maker is not None and base(maker.node.op) in _BOUNDED else None
+    if maker is None or not (base(maker.node.op) in _BOUNDED or (softmax and maker.role is Role.SOFTMAX)):
+        return None
+    return maker.id
 
 
 def bends(flow: Flow, region: frozenset[int]) -> bool:

@@ -43,7 +43,10 @@ def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
 
 
 def _reading(flow: Flow, write: Write, part: Part) -> frozenset[int]:
-    """The branch without those ways of factors that do not begin with one of the norms it begins with."""
+    """The branch without those ways of factors that do not begin with one of the norms it begins with, nor those of the
+    gate on the trunk."""
+    if write.way == "gated":
+        return part.core
     mixes = mixing(flow, part.core)
     norms = [s for s in first_readers(flow, write.source, part.core, _OPEN, mixes) if s.role is Role.NORM]
     if not norms:
@@ -124,7 +127,8 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
         if factor is not None and write.way != "gated" and _excites(flow, step, factor, part):
             break
         if factor is not None:
-            return BranchScale(kind="gate") if _is_gate(flow, write, part, factor) else found
+            gated = write.way == "gated" or _is_gate(flow, write, part, factor)
+            return BranchScale(kind="gate") if gated else found
         known = constant_factor(flow, step) if step.role is Role.SCALE else 1.0
         if known is not None:
             constant *= abs(known)

@@ -1,0 +1,129 @@
+"""Sums that are written in another way: inside one operation, as an interpolation, over a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from normprobe.anatomy.flow.ops import ACCUMULATING, REST, SPREADING, Role, base, classify
+from normprobe.anatomy.flow.pieces import summands
+from normprobe.anatomy.flow.steps import Flow, append, extra, ref
+from normprobe.capture.trace import Node, Ref
+
+_POINTWISE = {"aten.addcmul": "aten.mul.Tensor", "aten.addcdiv": "aten.div.Tensor"}
+
+
+def add_sum(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """Enter the steps that `node` stands for where it is a sum of signals written in another way; tell whether."""
+    ways = _add_accumulating, _add_spread, _add_interpolation, _add_stacked, _add_unit
+    return len(signals) > 0 and any(add(flow, node, signals) for add in ways)
+
+
+def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """`addmm(x, a, b)`, `addcmul(x, a, b)` or `addcdiv(x, a, b)` with a signal `x` is a product and an add."""
+    pointwise = _POINTWISE.get(base(node.op).rstrip("_"))
+    if len(signals) < 2 or not (pointwise or base(node.op) in ACCUMULATING) or ref(node.args[0]) not in signals:
+        return False
+    factors = tuple(dict.fromkeys(v for v in node.inputs[1:] if v in signals))
+    if pointwise is None:
+        product = extra(flow, node)
+        append(flow, Role.MATMUL, factors, (product,), node)
+    else:
+        product = _computed(flow, node, pointwise, node.args[1:3])
+        if (value := node.kwargs.get("value", 1)) != 1:
+            product = _computed(flow, node, "aten.mul.Tensor", (Ref(product), float(value)))
+    append(flow, Role.ADD, (ref(node.args[0]), product), node.outputs, node)
+    return True
+
+
+def _add_spread(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """`index_add` of rows to a signal puts them in their places and adds."""
+    if base(node.op) not in SPREADING or not {ref(node.args[0]), ref(node.args[3])} <= signals:
+        return False
+    spread = extra(flow, node)
+    append(flow, Role.MOVE, (ref(node.args[3]),), (spread,), node)
+    append(flow, Role.ADD, (ref(node.args[0]), spread), node.outputs, node)
+    return True
+
+
+def _add_interpolation(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """`lerp(x, y, w)`, also written out as x + w·(y − x), is the sum of two products, x·(1 − w) and y·w."""
+    lerp = node.op == "aten.lerp.Tensor" and {ref(a) for a in node.args[:2]} <= signals
+    operands = node.args[:3] if lerp else _interpolated(flow, node, signals)
+    if operands is None:
+        return False
+    _interpolate(flow, node, *operands)
+    return True
+
+
+def _interpolate(flow: Flow, node: Node, first: Ref, second: Ref, weight: Ref) -> None:
+    rest = _computed(flow, node, REST, (first, weight))
+    append(flow, Role.ADD, (rest, _computed(flow, node, "aten.mul.Tensor", (second, weight))), node.outputs, node)
+
+
+def _interpolated(flow: Flow, node: Node, signals: frozenset[int]) -> tuple[Ref, Ref, Ref] | None:
+    """x, y and w of a sum x + w·(y − x) in which all three are signals; None where the sum is of another kind."""
+    if base(node.op).rstrip("_") != "aten.add" or len(signals) != 2 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    for first, product in (node.args[:2], node.args[1::-1]):
+        maker = flow.made_by(ref(product))
+        if maker is None or maker.role is not Role.GATE or base(maker.node.op).rstrip("_") != "aten.mul":
+            continue
+        for difference, weight in (maker.node.args[:2], maker.node.args[1::-1]):
+            taken = flow.trace.producer(ref(difference))
+            plain = base(taken.op).rstrip("_") == "aten.sub" and taken.kwargs.get("alpha", 1) == 1
+            if plain and taken.args[1] == first and flow.levels.signal(ref(taken.args[0])):
+                if flow.consumers[ref(difference)] == [maker.id]:  # then it is a part of this sum, and none by itself
+                    flow.steps[flow.producer[ref(difference)]].role = Role.GATE
+                return first, taken.args[0], weight
+    return None
+
+
+def _add_stacked(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """A sum or mean over the axis on which signals were stacked adds them one after another."""
+    parts = summands(flow.trace, node)
+    if not parts or not all(flow.levels.signal(v) for v in parts):
+        return False
+    mean = base(node.op) == "aten.mean"
+    total, *others = (_reshaped(flow, node, v) for v in parts)
+    for i, value in enumerate(others):
+        last = i == len(others) - 1 and not mean
+        following = node.outputs[0] if last else extra(flow, node)
+        append(flow, Role.ADD, (total, value), (following,), node, ())
+        total = following
+    if mean:
+        _computed(flow, node, "aten.mul.Tensor", (Ref(total), 1.0 / len(parts)), node.outputs[0])
+    return True
+
+
+def _add_unit(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """One step of a gated recurrent unit: h' = z·h + (1 − z)·n, and n reads h through the gate r."""
+    if node.op != "torch.gru_cell" or not set(node.inputs[:2]) <= signals:
+        return False
+    (given, state), weights = node.inputs[:2], node.inputs[2:]
+    gates, new = (extra(flow, node) for _ in range(2))
+    append(flow, Role.MATMUL, (given, state), (gates,), node, weights)
+    reset, update = (_computed(flow, node, "aten.sigmoid.default", (Ref(gates),)) for _ in range(2))
+    kept = _computed(flow, node, "aten.mul.Tensor", (Ref(state), Ref(reset)))
+    append(flow, Role.MATMUL, (given, kept), (new,), node, weights)
+    bent = _computed(flow, node, "aten.tanh.default", (Ref(new),))
+    _interpolate(flow, node, Ref(bent), Ref(state), Ref(update))
+    return True
+
+
+def _reshaped(flow: Flow, node: Node, value: int) -> int:
+    """A summand in the shape of the sum, of which it may have one axis more."""
+    shape = flow.shape(node.outputs[0])
+    return value if flow.shape(value) == shape else _computed(flow, node, "aten.reshape.default", (Ref(value), shape))
+
+
+def _computed(flow: Flow, node: Node, op: str, operands: Sequence[object], output: int | None = None) -> int:
+    """What `node` computes by `op` on its way to its output, or at the end of it."""
+    made = extra(flow, node) if output is None else output
+    values = tuple(v for a in operands if (v := ref(a)) >= 0)
+    function = getattr(torch.ops.aten, op.split(".")[1]) if op != REST else None
+    part = Node(node.id, op, values, (made,), node.call, node.ordinal, tuple(operands), function=function)
+    inputs = tuple(dict.fromkeys(v for v in values if flow.levels.signal(v)))
+    append(flow, classify(part, frozenset(inputs)), inputs, (made,), part)
+    return made
