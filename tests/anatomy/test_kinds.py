@@ -169,3 +169,26 @@ def test_an_activation_behind_attention_weighs_no_tokens() -> None:
     anatomy = anatomy_of(nn.Sequential(OnMap(), OnMap(), OnMap()), torch.randn(2, WIDTH, 3, 4))
     assert [b.kind for b in only_stream(anatomy).branches] == ["attention"] * 3
     assert [a.kernel for a in anatomy.attention] == ["aten._softmax"] * 3
+
+
+class Neighbours(nn.Module):
+    """An MLP and a short causal convolution of each channel behind it, with a skip of its own or without."""
+
+    def __init__(self, skip: bool, mlp: bool = True) -> None:
+        super().__init__()
+        self.skip, self.norm = skip, nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)) if mlp else nn.Identity()
+        self.short = nn.Conv1d(WIDTH, WIDTH, 3, padding=2, groups=WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mlp(self.norm(x))
+        mixed = self.short(h.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+        return x + (h + mixed if self.skip else mixed)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [(Neighbours(True), "mlp"), (Neighbours(False), "conv"), (Neighbours(True, mlp=False), "conv")],
+)
+def test_a_little_of_the_neighbours_makes_no_convolution_of_an_mlp(block: nn.Module, kind: str) -> None:
+    assert [b.kind for b in only_stream(read(block)).branches] == [kind] * 2

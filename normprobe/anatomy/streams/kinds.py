@@ -15,7 +15,7 @@ from normprobe.anatomy.attention.ops import AttentionOp, operands
 from normprobe.anatomy.flow.along import along, factors, tokens_meet
 from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign, slides
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import argument_value, backward, last_makers, pools
+from normprobe.anatomy.flow.walk import argument_value, backward, first_readers, last_makers, light_chain, pools
 from normprobe.anatomy.streams.parts import Part, enters
 from normprobe.anatomy.streams.trunks import Write
 from normprobe.records.anatomy import BranchKind
@@ -53,11 +53,12 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
     heavy = {base(s.node.op) for s in steps if s.role is Role.HEAVY}
     if any(word in name for name in heavy if not foreign(name) for word in _RECURRENT):
         return "recurrent"
-    convolves = any(_mixes_neighbours(flow, s) for s in steps)
+    convolutions = [s for s in steps if _mixes_neighbours(flow, s)]
     products = any(_multiplies_tokens(flow, s) for s in steps)
     if any(_scans(flow, s) for s in steps) or _loops(flow, steps):
-        return "ssm" if convolves else "linear_attention" if products else "recurrent"
-    if convolves:
+        return "ssm" if convolutions else "linear_attention" if products else "recurrent"
+    others = any(s.role is Role.MATMUL and s.parameters and s not in convolutions for s in steps)
+    if convolutions and not (others and all(_refines(flow, part, s) for s in convolutions)):
         return "conv"
     if products or _sums_up(steps):
         return "linear_attention"
@@ -150,6 +151,17 @@ def _mixes_neighbours(flow: Flow, step: Step) -> bool:
         return False
     weight = argument_value(step.node.args[1])
     return weight is not None and any(size > 1 for size in flow.shape(weight)[2:])
+
+
+def _refines(flow: Flow, part: Part, convolution: Step) -> bool:
+    """Whether a convolution of each channel for itself is added to what it reads, inside its branch."""
+    weight = argument_value(convolution.node.args[1])
+    if slides(convolution.node) or weight is None or flow.shape(weight)[1] != 1:
+        return False
+    read = {link.value for link in light_chain(flow, convolution.inputs[0])}
+    sums = first_readers(flow, convolution.outputs[0], part.region, LIGHT)
+    beside = [{link.value for v in s.inputs for link in light_chain(flow, v)} for s in sums if s.role is Role.ADD]
+    return len(beside) == len(sums) > 0 and all(not read.isdisjoint(values) for values in beside)
 
 
 def _loops(flow: Flow, steps: list[Step]) -> bool:
