@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -13,7 +13,7 @@ from normprobe.anatomy.attention.sites import ReadSite, read_attention
 from normprobe.anatomy.flow.build import build as build_flow
 from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.statics import Statics
-from normprobe.anatomy.flow.steps import Flow, Group
+from normprobe.anatomy.flow.steps import Flow, Group, Step
 from normprobe.anatomy.flow.tokens import with_tokens
 from normprobe.anatomy.norm_sites.candidates import Candidates
 from normprobe.anatomy.norm_sites.inline import find_inline_norms
@@ -21,6 +21,7 @@ from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_
 from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams.adds import find_writes
+from normprobe.anatomy.streams.branches import norm_path, read_branches
 from normprobe.anatomy.streams.chains import find_chains, linked
 from normprobe.anatomy.streams.kinds import branch_kind
 from normprobe.anatomy.streams.readout import (
@@ -58,13 +59,13 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     norms = list(found.sites)
     attention = find_attention(flow)
-    streams = _streams(flow, model, norms, attention)
+    streams, around = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
     value = head_value(flow, model)
     head = read_head(flow, value, model) if value is not None else None
     anatomy = Anatomy(
-        norms=with_roles([*norms, *aside], streams, sites, flow),
+        norms=with_roles([*norms, *aside], streams, around, sites, flow),
         streams=tuple(s.record for s in streams),
         attention=tuple(_crossed(site.record, op, streams) for site, op in zip(sites, attention, strict=True)),
         reparametrizations=(
@@ -120,14 +121,18 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
     return groups
 
 
-def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]) -> list[ReadStream]:
+def _streams(
+    flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]
+) -> tuple[list[ReadStream], list[Step]]:
+    """The streams, and the norms on the sums of long skips around them."""
     trunks = find_writes(flow)
-    chains = find_chains(flow, trunks)
+    chains, skips = find_chains(flow, trunks)
     head = head_value(flow, model)
     if head is None:
-        return []
+        return [], []
     behind = steps_behind(flow, head)
     crossing = [_crossing(flow, chain, attention) for chain in chains]
+    around = [s for chain in skips for r in read_branches(flow, chain, attention) if r.post for s in r.norms.on_sum]
     streams = []
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
@@ -135,7 +140,15 @@ def _streams(flow: Flow, model: nn.Module, norms: list[NormSite], attention: lis
         alone = not any(linked(flow, chain, other) for other in chains)
         streams.append(read_stream(flow, chain, attention, norms, model, way, trunks, alone))
     streams = _unique_names(streams)
-    return [_with_own_final(flow, stream, streams) for stream in streams]
+    streams = [_with_own_final(flow, stream, streams) for stream in streams]
+    return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], around
+
+
+def _with_own_entry(stream: ReadStream, around: Collection[str | None]) -> ReadStream:
+    """The stream without an entry norm that stands on the sum of a long skip around an earlier one."""
+    if stream.record.entry_norm not in around:
+        return stream
+    return replace(stream, record=stream.record.model_copy(update={"entry_norm": None}))
 
 
 def _with_own_final(flow: Flow, stream: ReadStream, streams: Sequence[ReadStream]) -> ReadStream:

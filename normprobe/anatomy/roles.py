@@ -16,11 +16,24 @@ Mark = tuple[NormRole, str | None]
 
 
 def with_roles(
-    norms: Sequence[NormSite], streams: Sequence[ReadStream], attention: Iterable[ReadSite], flow: Flow
+    norms: Sequence[NormSite],
+    streams: Sequence[ReadStream],
+    around: Iterable[Step],
+    attention: Iterable[ReadSite],
+    flow: Flow,
 ) -> tuple[NormSite, ...]:
-    """The norm sites with their roles, the first that fits; a norm that nothing names is `inner`."""
+    """The norm sites with their roles, the first that fits; a norm that nothing names is `inner`.
+
+    Args:
+        norms: the sites.
+        streams: the streams.
+        around: the norms on the sums of long skips around streams.
+        attention: the attention sites.
+        flow: the flow.
+    """
     roles: dict[str, NormRole] = {}
-    for role, path in _marks(norms, streams, attention, flow):
+    marks = (*_marks(norms, streams, attention, flow), *(("post", norm_path((step,), norms)) for step in around))
+    for role, path in marks:
         if path is not None:
             roles.setdefault(path, role)
     return tuple(n.model_copy(update={"role": roles[n.path]}) if n.path in roles else n for n in norms)

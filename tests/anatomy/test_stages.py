@@ -155,3 +155,39 @@ def test_whether_the_last_sum_is_normed_is_told_by_the_sums_of_its_kind() -> Non
     assert [b.placement for b in stream.branches] == ["post", "none"] * 3
     assert stream.final_norm == "3"
     assert {n.path: n.role for n in anatomy.norms}["3"] == "final"
+
+
+class Bottleneck(nn.Module):
+    """A post-norm skip around a narrow post-norm stream of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.inner = nn.Linear(WIDTH, 4), nn.Sequential(Post(4), Post(4))
+        self.back, self.norm = nn.Linear(4, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.back(self.inner(self.into(x))))  # type: ignore[no-any-return]
+
+
+def test_the_norm_on_a_skip_around_a_stream_is_post() -> None:
+    stages = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Bottleneck() for _ in range(3)))
+    anatomy = anatomy_of(stages, torch.randn(2, 5, WIDTH))
+    assert {n.path: n.role for n in anatomy.norms if n.size == WIDTH} == {f"{i}.norm": "post" for i in (1, 2, 3)}
+    assert [s.entry_norm for s in anatomy.streams] == [None] * 3
+
+
+class Narrowing(Post):
+    """The skip is projected as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch[-1], self.norm = nn.Linear(2 * WIDTH, 4), nn.LayerNorm(4)
+        self.skip = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.skip(x) + self.branch(x))  # type: ignore[no-any-return]
+
+
+def test_a_projected_skip_is_no_scaled_trunk() -> None:
+    stream = only_stream(anatomy_of(nn.Sequential(Narrowing(), Post(4), Post(4)), torch.randn(2, 5, WIDTH)))
+    assert [(b.skip, b.placement) for b in stream.branches] == [("projection", "post"), *[("identity", "post")] * 2]

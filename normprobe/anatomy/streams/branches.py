@@ -132,11 +132,12 @@ def _record(
     write, part, around = reading.write, reading.part, reading.norms
     scale = weights.branch_scale(flow, write, part, model, behind)
     mixed = write.skip_scale is None and scale.kind not in ("none", "constant")  # (1 − a)·x + a·f(x) as a whole
+    scaled = not mixed and write.way != "projected"
     return Branch(
         path=path,
         block=block,
         kind=reading.kind,
-        placement=placement(around, reading.post, 1.0 if mixed else write.skip_scale),
+        placement=placement(around, reading.post, write.skip_scale if scaled else 1.0),
         parallel=reading.parallel,
         pre_norm=norm_path(around.before, norms),
         output_norm=norm_path(around.behind, norms),

@@ -12,16 +12,17 @@ from normprobe.anatomy.streams.trunks import Trunks, Write, previous
 _BETWEEN = frozenset(Role) - WEIGHTY - {Role.POOL, Role.REDUCE}
 
 
-def find_chains(flow: Flow, trunks: Trunks) -> list[list[Write]]:
-    """The outermost chains of writes, in order of their first write.
+def find_chains(flow: Flow, trunks: Trunks) -> tuple[list[list[Write]], list[list[Write]]]:
+    """The outermost chains of writes, in order of their first write, and the chains of long skips.
 
     Writes form a forest by `previous`. The longest path becomes a chain first; what then lies inside one of its
     branches, or holds an accepted chain inside one of its own branches, is an inner skip and left out, and so is a
     chain without any weights. A write whose branch holds consecutive writes is a long skip around a stream (of a
     pyramid, a U-Net, a group of blocks), no part of one.
     """
-    kept = {i: write for i, write in trunks.writes.items() if not _spans(flow, write, trunks)}
-    trunks = replace(trunks, writes=kept)
+    spanning = {i: write for i, write in trunks.writes.items() if _spans(flow, write, trunks)}
+    around = replace(trunks, writes=spanning)
+    trunks = replace(trunks, writes={i: write for i, write in trunks.writes.items() if i not in spanning})
     accepted: list[list[Write]] = []
     taken: set[int] = set()
     inside: set[int] = set()
@@ -33,7 +34,7 @@ def find_chains(flow: Flow, trunks: Trunks) -> list[list[Write]]:
         accepted.append(chain)
         taken |= steps
         inside |= regions
-    return sorted(accepted, key=lambda chain: chain[0].step.id)
+    return sorted(accepted, key=lambda chain: chain[0].step.id), _paths(flow, around)
 
 
 def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
