@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from normprobe.anatomy.flow.ops import Role, base
-from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.replay import replay, signature
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value
 
-_FARTHEST = 64  # steps back to a product with weights
+_FARTHEST = 64  # steps back to a product
+_PRODUCTS = 4  # products of signals before the one with weights
 _LARGEST = 1 << 24  # elements; larger values are not looked at
 
+Way = tuple[int, list[tuple[Step, int]]]
 Numbers = tuple[Tensor, Tensor]  # of the feature and of the place behind each element
 
 
@@ -31,10 +33,16 @@ class Along:
 
 
 def along(flow: Flow, value: int, axis: int) -> Along | None:
-    """What runs along an axis of `value`; None where it cannot be told."""
-    key = ("along", value, axis % len(flow.shape(value)))
+    """What runs along an axis of `value`; None where it cannot be told. Values that are made alike share one answer."""
+    way = _way(flow, value)
+    if way is None:
+        return None
+    start, steps = way
+    moves = ((step.node, step.outputs.index(v)) for step, v in steps if step.role is Role.MOVE)
+    shapes = (flow.shape(start), *(flow.shape(v) for _, v in steps))
+    key = ("along", _multiplies(flow, start), _features(flow, start), shapes, signature(flow, moves), axis)
     if key not in flow.memo:
-        numbers = _numbers(flow, value, _FARTHEST)
+        numbers = _numbers(flow, way)
         flow.memo[key] = None if numbers is None else Along(*(_changes(n, axis) for n in numbers))
     found: Along | None = flow.memo[key]
     return found
@@ -61,37 +69,51 @@ def tokens_meet(flow: Flow, first: int, second: int, other: int = -1) -> bool:
     return inner.places or (rows.places and columns.places)
 
 
-def _numbers(flow: Flow, value: int, farthest: int) -> Numbers | None:
-    way: list[tuple[Step, int, int]] = []
-    found: Numbers | None = None
-    while found is None:
-        step = flow.made_by(value)
-        if step is None or len(way) > farthest or math.prod(flow.shape(value)) > _LARGEST:
+def _way(flow: Flow, value: int) -> Way | None:
+    """The product or table that the axes of `value` come from, and the steps from there on with what they make."""
+    steps: list[tuple[Step, int]] = []
+    while (step := flow.made_by(value)) is not None and 0 < math.prod(flow.shape(value)) <= _LARGEST:
+        if step.role in (Role.MATMUL, Role.SOURCE):
+            return value, steps[::-1]
+        before = _followed(flow, step, value)
+        if before is None or len(steps) > _FARTHEST:
             return None
-        found = _begin(flow, step, value, farthest - len(way))
-        if found is None:
-            before = _followed(flow, step, value)
-            if before is None:
-                return None
-            way.append((step, before, value))
-            value = before
-    for step, before, value in reversed(way):
-        features, places = (_sent(flow, step, n, before, value) for n in found)
-        if features is None or places is None:
-            return None
-        found = features, places
+        steps.append((step, value))
+        value = before
+    return None
+
+
+def _features(flow: Flow, start: int) -> int:
+    """The axis of the features that a product or a table makes."""
+    step = flow.made_by(start)
+    return 1 if step is not None and "convolution" in step.node.op else -1
+
+
+def _multiplies(flow: Flow, start: int) -> tuple[int, int] | None:
+    """The two matrices of signals whose product `start` is; None where it is one with weights, or a table."""
+    step = flow.made_by(start)
+    if step is None or step.role is not Role.MATMUL or step.parameters or "convolution" in step.node.op:
+        return None
+    return factors(flow, step)
+
+
+def _numbers(flow: Flow, way: Way, products: int = _PRODUCTS) -> Numbers | None:
+    start, steps = way
+    pair = _multiplies(flow, start)
+    found = _fresh(flow.shape(start), _features(flow, start)) if pair is None else _crossed(flow, pair, products)
+    for step, value in steps:
+        moved = None if found is None else [_sent(flow, step, n, value) for n in found]
+        found = None if moved is None or moved[0] is None or moved[1] is None else (moved[0], moved[1])
     return found
 
 
-def _begin(flow: Flow, step: Step, value: int, farthest: int) -> Numbers | None:
-    """The numbers of what a product or a table makes; None for other steps."""
-    if step.role is not Role.MATMUL:
-        return _fresh(flow.shape(value), -1) if step.role is Role.SOURCE else None
-    pair = factors(flow, step) if not step.parameters else None
-    if pair is None:
-        return _fresh(flow.shape(value), 1 if "convolution" in step.node.op else -1)
-    first, second = (_numbers(flow, v, farthest // 2) for v in pair)
-    if first is None or second is None:
+def _crossed(flow: Flow, pair: tuple[int, int], products: int) -> Numbers | None:
+    """The numbers of a product: of the rows of its first factor with the columns of its second."""
+    ways = [_way(flow, v) for v in pair]
+    if products == 0 or ways[0] is None or ways[1] is None or len({flow.shape(v)[:-2] for v in pair}) > 1:
+        return None
+    first, second = (_numbers(flow, way, products - 1) for way in ways if way is not None)
+    if first is None or second is None or min(first[0].dim(), second[0].dim()) < 2:
         return None
     rows, columns = (n[..., :1] for n in first), (n[..., :1, :] for n in second)
     features, places = (r * (int(c.max()) + 1) + c for r, c in zip(rows, columns, strict=True))
@@ -121,8 +143,8 @@ def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in zip(small[::-1], large[::-1], strict=False))
 
 
-def _sent(flow: Flow, step: Step, numbers: Tensor, before: int, value: int) -> Tensor | None:
-    """The numbers of `value` from those of the input `before`."""
+def _sent(flow: Flow, step: Step, numbers: Tensor, value: int) -> Tensor | None:
+    """The numbers of `value` from those of the input that is followed."""
     shape = flow.shape(value)
     if step.role is Role.MOVE:
         joined = base(step.node.op) == "aten.cat"
