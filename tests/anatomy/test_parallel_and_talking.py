@@ -68,6 +68,30 @@ def test_parallel_branches_may_share_the_projection_that_reads_the_stream(block:
     assert [set(b.writers) for b in stream.branches[:2]] == writers
 
 
+class Shared(OneProjection):
+    """The same, with one norm on the sum of the two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, hidden = self.first(self.norm(x)).split([WIDTH, WIDTH, WIDTH, 32], -1)
+        mixed = F.scaled_dot_product_attention(split(q), split(k), split(v)).transpose(1, 2).flatten(2)
+        return x + 0.5 * self.behind(self.out(mixed) + self.down(F.gelu(hidden)))
+
+
+def test_parallel_branches_may_share_the_norm_behind_them() -> None:
+    stream = only_stream(anatomy_of(nn.Sequential(Shared(), Shared()), tokens()))
+    assert [(b.kind, b.placement, b.parallel, b.branch_scale.value) for b in stream.branches] == [
+        ("attention", "sandwich", True, 0.5),
+        ("mlp", "sandwich", True, 0.5),
+    ] * 2
+    assert [(b.pre_norm, b.output_norm) for b in stream.branches[:2]] == [("0.norm", "0.behind")] * 2
+    writers = [{"0.out.weight", "0.out.bias"}, {"0.down.weight", "0.down.bias"}]
+    assert [set(b.writers) for b in stream.branches[:2]] == writers
+
+
 class TwoMlps(nn.Module):
     """Two scaled MLPs whose sum is one branch."""
 

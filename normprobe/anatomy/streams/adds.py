@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from normprobe.anatomy.flow.ops import WEIGHTY, Role, base, slides
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, make_part, region_to, steering
@@ -238,10 +238,9 @@ def _heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
 
 def _split(flow: Flow, source: int, part: Part, writes: Mapping[int, Write]) -> list[Part]:
     """The independent branches whose sum is `part`; `part` itself where a summand has no weights of its own. They may
-    share the projection that reads the stream, or the one that writes to it."""
-    *_, last = light_chain(flow, part.end)
-    step = flow.made_by(last.value)
-    if step is None or step.id not in part.region:
+    share the projection that reads the stream, the one that writes to it, and the norm and the factor on their sum."""
+    step, tail = _ending(flow, part)
+    if step is None:
         return [part]
     if step.role is Role.MATMUL:
         return _joined(flow, source, part, step) or [part]
@@ -253,7 +252,20 @@ def _split(flow: Flow, source: int, part: Part, writes: Mapping[int, Write]) -> 
     if not all(own) or (own != heavy and not all(any(flow.steps[i].parameters for i in o) for o in own)):
         return [part]
     found = [p for side in sides for p in _split(flow, source, side, writes)]
-    return sorted(found, key=lambda p: min(_heavy(flow, p.region)))
+    whole = [make_part(flow, source, part.end, p.region | tail) for p in found]
+    return sorted(whole, key=lambda p: min(_heavy(flow, p.region)))
+
+
+def _ending(flow: Flow, part: Part) -> tuple[Step | None, frozenset[int]]:
+    """The step behind which a part has no more than light steps and norms, and all of those; None where it has no
+    other."""
+    value, tail = part.end, set[int]()
+    while (step := flow.made_by(value)) is not None and step.id in part.region:
+        tail.add(step.id)
+        if len(step.inputs) != 1 or (step.role is not Role.NORM and step.role not in LIGHT):
+            return step, frozenset(tail)
+        value = step.inputs[0]
+    return None, frozenset(tail)
 
 
 def _joined(flow: Flow, source: int, part: Part, writer: Step) -> list[Part]:
