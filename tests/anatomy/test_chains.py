@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -213,3 +216,35 @@ def test_step_towards_a_branch_is_one_write() -> None:
     stream = only_stream(anatomy_of(nn.Sequential(linear(), Towards(), Towards()), torch.randn(2, 5, WIDTH)))
     found = [(b.placement, b.skip_scale, b.branch_scale.kind) for b in stream.branches]
     assert found == [("output", None, "channel")] * 2
+
+
+class ValuesKept(nn.Module):
+    """Attention alone, whose layers mix values of earlier layers into their own (Zhou et al. 2024)."""
+
+    def __init__(self, mix: Callable[[Tensor, Tensor], Tensor], first: bool) -> None:
+        super().__init__()
+        self.mix, self.first = mix, first
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(4))
+        self.qkv, self.out = (nn.ModuleList(nn.Linear(WIDTH, n * WIDTH) for _ in range(4)) for n in (3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = None
+        for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=True):
+            q, k, value = qkv(norm(x)).chunk(3, -1)
+            v = value if kept is None else self.mix(value, kept)
+            kept = v if kept is None or not self.first else kept
+            x = x + out(F.scaled_dot_product_attention(q, k, v))
+        return x
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["of the first layer", "of the layer before"])
+@pytest.mark.parametrize(
+    "mix",
+    [torch.add, lambda v, kept: (v + kept) / 2, lambda v, kept: v + 0.5 * (kept - v)],
+    ids=["sum", "mean", "lerp"],
+)
+def test_values_that_are_kept_for_later_layers_are_no_stream(
+    mix: Callable[[Tensor, Tensor], Tensor], first: bool
+) -> None:
+    stream = only_stream(anatomy_of(ValuesKept(mix, first), torch.randn(2, 5, WIDTH)))
+    assert [(b.kind, b.placement, b.parallel) for b in stream.branches] == [("attention", "pre", False)] * 4

@@ -10,14 +10,14 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base, slides
+from normprobe.anatomy.flow.ops import WEIGHTY, Role, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
-from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, make_part, region_to, steering
+from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, heavy, make_part, region_to, steering
 from normprobe.anatomy.streams.selections import latest
+from normprobe.anatomy.streams.splits import split
 from normprobe.anatomy.streams.trunks import Trunks, Way, Write, joins, mixture, projected, projections, states
 
-_ATTENDING = frozenset({Role.SOFTMAX, Role.ATTENTION})
 _WAYS: tuple[tuple[int, Way], ...] = (
     (0, "light"),
     (1, "light"),
@@ -73,20 +73,28 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         link, visited = _unviewed(flow, link, end)
     if not any(flow.steps[i].role in WEIGHTY for i in visited):
         return None
-    source, crossed, region = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
+    cut = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
+    if cut is None:
+        return None
+    source, crossed, region = cut
     part = make_part(flow, source, end, region, gates=way == "gated")
-    if not _carried(flow, source, part, way in ("projected", "gated")) or _filters(flow, part.region):
+    if not _fits(flow, source, part, way, side):
         return None
-    if way == "gated" and not _coupled(flow, side, end):
-        return None
-    if way == "projected" and (projections(flow, side) & part.region or not _deep(flow, part.region)):
-        return None
-    parts = tuple(_split(flow, source, part, trunks.writes))
+    parts = tuple(split(flow, source, part, trunks.writes))
     scale = None if link.factor is None else link.factor * operand_factor(step, side)
     scale = _with_share(flow, scale, operand_factor(step, end), end, source) if way == "light" and not over else scale
     if scale is not None and scale < 0:  # f(x) - x, as in x + r·(f(x) - x), is no state of the trunk
         return None
     return Write(step, trunk, source, scale, part, parts, over, way, crossed)
+
+
+def _fits(flow: Flow, source: int, part: Part, way: Way, side: int) -> bool:
+    """Whether a branch is one beside the trunk that comes as `side`."""
+    if not _carried(flow, source, part, way in ("projected", "gated")) or _filters(flow, part.region):
+        return False
+    if way == "gated":
+        return _coupled(flow, side, part.end)
+    return way != "projected" or (not projections(flow, side) & part.region and _deep(flow, part.region))
 
 
 def _with_share(flow: Flow, scale: float | None, sign: float, end: int, source: int) -> float | None:
@@ -112,9 +120,10 @@ def _share(flow: Flow, value: int, source: int) -> float | None:
 
 def _cut(
     flow: Flow, source: int, end: int, region: frozenset[int], writes: Mapping[int, Write]
-) -> tuple[int, int | None, frozenset[int]]:
+) -> tuple[int, int | None, frozenset[int]] | None:
     """A branch does not lead through the add of another trunk. What comes by way of one is left out; where nothing else
-    reaches the end, the branch reads that other trunk behind its last such add (as in a reversible network)."""
+    reaches the end, the branch reads that other trunk behind its last such add (as in a reversible network). None where
+    the other's branch takes in what comes along here beside its own trunk: values kept for it are no trunk."""
     foreign = [
         i
         for i in region
@@ -127,8 +136,17 @@ def _cut(
     past = region_to(flow, source, end, region.difference(foreign))
     if flow.producer.get(end) in past:
         return source, None, past
+    if any(_takes_in(flow, source, writes[i].whole) for i in foreign):
+        return None
     crossed = writes[max(foreign)]
     return crossed.output, crossed.step.id, region_to(flow, crossed.output, end, region)
+
+
+def _takes_in(flow: Flow, value: int, part: Part) -> bool:
+    """Whether `value` meets in a branch what was computed from the branch's own read of its trunk."""
+    region = region_to(flow, value, part.end, part.region)
+    own = part.region - region
+    return any(v != value and flow.producer.get(v, -1) in own for i in region for v in flow.steps[i].inputs)
 
 
 def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
@@ -142,7 +160,7 @@ def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
             region = region_to(flow, link.value, other.whole.end, other.whole.region)
             part = make_part(flow, link.value, other.whole.end, region)
             if _carried(flow, link.value, part):
-                parts = tuple(_split(flow, link.value, part, writes))
+                parts = tuple(split(flow, link.value, part, writes))
                 writes[other.step.id] = replace(
                     other, source=link.value, whole=part, parts=parts, over=(), crossed=maker.id
                 )
@@ -203,15 +221,15 @@ def _carried(flow: Flow, source: int, part: Part, strict: bool = False) -> bool:
     """Whether the branch carries its source on through heavy steps as a signal, not merely as the numbers of rows that
     it chooses (of a code book), nor, if `strict`, as no more than a gate on something else (the reset gate of a
     GRU)."""
-    heavy = {source: False}  # the values that carry it on, and whether heavy steps were passed
+    found = {source: False}  # the values that carry it on, and whether heavy steps were passed
     for step in (flow.steps[i] for i in sorted(part.region)):
-        carrying = [heavy[v] for v in step.inputs if v in heavy]
-        if strict and len(carrying) == 1 and steering(flow, step) in heavy:
+        carrying = [found[v] for v in step.inputs if v in found]
+        if strict and len(carrying) == 1 and steering(flow, step) in found:
             continue
         if carrying:
             passed = step.role in WEIGHTY or any(carrying)
-            heavy.update((v, passed) for v in step.outputs if flow.floating(v))
-    return heavy.get(part.end, False)
+            found.update((v, passed) for v in step.outputs if flow.floating(v))
+    return found.get(part.end, False)
 
 
 def _filters(flow: Flow, region: frozenset[int]) -> bool:
@@ -223,62 +241,10 @@ def _filters(flow: Flow, region: frozenset[int]) -> bool:
 def _deep(flow: Flow, region: frozenset[int]) -> bool:
     """Whether weights follow behind a non-linear step: a single layer is no branch beside a projection."""
     first = next((i for i in sorted(region) if bends(flow, frozenset({i}))), None)
-    return first is not None and any(i >= first for i in _heavy(flow, region))
+    return first is not None and any(i >= first for i in heavy(flow, region))
 
 
 def _coupled(flow: Flow, *sides: int) -> bool:
     """Whether the factors on trunk and branch come from one sigmoid (g and 1 − g)."""
     gates = [gate_of(flow, side) for side in sides]
     return gates[0] is not None and gates[0] == gates[1]
-
-
-def _heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
-    return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
-
-
-def _split(flow: Flow, source: int, part: Part, writes: Mapping[int, Write]) -> list[Part]:
-    """The independent branches whose sum is `part`; `part` itself where a summand has no weights of its own. They may
-    share the projection that reads the stream, the one that writes to it, and the norm and the factor on their sum."""
-    step, tail = _ending(flow, part)
-    if step is None:
-        return [part]
-    if step.role is Role.MATMUL:
-        return _joined(flow, source, part, step) or [part]
-    if step.role is not Role.ADD or step.id in writes or len(step.inputs) != 2:
-        return [part]
-    sides = [make_part(flow, source, v, region_to(flow, source, v, part.region)) for v in step.inputs]
-    heavy = [_heavy(flow, side.region) for side in sides]
-    own = [h - (heavy[0] & heavy[1]) for h in heavy]
-    if not all(own) or (own != heavy and not all(any(flow.steps[i].parameters for i in o) for o in own)):
-        return [part]
-    found = [p for side in sides for p in _split(flow, source, side, writes)]
-    whole = [make_part(flow, source, part.end, p.region | tail) for p in found]
-    return sorted(whole, key=lambda p: min(_heavy(flow, p.region)))
-
-
-def _ending(flow: Flow, part: Part) -> tuple[Step | None, frozenset[int]]:
-    """The step behind which a part has no more than light steps and norms, and all of those; None where it has no
-    other."""
-    value, tail = part.end, set[int]()
-    while (step := flow.made_by(value)) is not None and step.id in part.region:
-        tail.add(step.id)
-        if len(step.inputs) != 1 or (step.role is not Role.NORM and step.role not in LIGHT):
-            return step, frozenset(tail)
-        value = step.inputs[0]
-    return None, frozenset(tail)
-
-
-def _joined(flow: Flow, source: int, part: Part, writer: Step) -> list[Part]:
-    """Attention and what runs beside it, where their features are joined and `writer` projects both to the stream."""
-    *_, last = light_chain(flow, writer.inputs[0])
-    join = flow.made_by(last.value)
-    if len(writer.inputs) != 1 or join is None or base(join.node.op) != "aten.cat" or len(join.inputs) != 2:
-        return []
-    if int(join.node.args[1]) % len(flow.shape(last.value)) != len(flow.shape(last.value)) - 1:
-        return []
-    sides = [region_to(flow, source, v, part.region) for v in join.inputs]
-    attends = [any(flow.steps[i].role in _ATTENDING for i in side) for side in sides]
-    if all(attends) or not any(attends) or not all(bends(flow, side) for side in sides):
-        return []
-    tail = part.region - sides[0] - sides[1]
-    return [make_part(flow, source, part.end, side | tail) for side in (sides if attends[0] else sides[::-1])]

@@ -90,6 +90,11 @@ def _sigmoid(flow: Flow, value: int, softmax: bool = False) -> int | None:
     return maker.id
 
 
+def heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
+    """The steps of a region that do more than to move or scale a signal."""
+    return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
+
+
 def bends(flow: Flow, region: frozenset[int]) -> bool:
     """Whether a region is not linear in the signal, norms apart."""
     steps = [flow.steps[i] for i in region]
