@@ -130,3 +130,34 @@ def test_sampling_is_attention() -> None:
     for cross in (True, False):
         stream = only_stream(anatomy_of(Deformable(cross), torch.randn(2, 6, WIDTH)))
         assert [b.kind for b in stream.branches] == ["cross_attention" if cross else "attention"] * 2
+
+
+def test_a_class_token_that_alone_reads_the_others_is_a_stream_from_its_first_write_on() -> None:
+    class Collect(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2, self.attention = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), Attention()
+            self.mlp = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+
+        def forward(self, token: Tensor, x: Tensor) -> Tensor:
+            all_tokens = self.norm1(torch.cat([token, x], 1))
+            token = token + self.attention(all_tokens[:, :1], all_tokens, all_tokens)
+            return token + self.mlp(self.norm2(token))  # type: ignore[no-any-return]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.enter = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.Linear(WIDTH, WIDTH)
+            self.blocks, self.norm = nn.ModuleList(Collect() for _ in range(2)), nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x, token = self.enter(x), self.token.expand(x.shape[0], -1, -1)
+            for block in self.blocks:
+                token = block(token, x)
+            return self.norm(token)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    stream = only_stream(anatomy_of(Net(), torch.randn(2, 5, WIDTH)))
+    assert [(b.kind, b.placement) for b in stream.branches] == [("attention", "pre"), ("mlp", "pre")] * 2
+    assert (stream.input_multiplier, stream.final_norm) == (1.0, "norm")
+    assert stream.branches[0].pre_norm == "blocks.0.norm1"

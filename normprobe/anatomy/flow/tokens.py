@@ -2,7 +2,8 @@
 
 They depend on no input and so would count as weights until the signal first reaches them. They are told by where they
 meet it: in attention whose only product takes one operand from the signal and the other, by way of projections, from
-parameters alone, or where they say at which places a map is sampled.
+parameters alone, where they say at which places a map is sampled, or where they are put beside the signal's tokens and
+are then written to themselves (a class token that alone collects what it reads).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.anatomy.flow.levels import Level, Levels
-from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, Role, base, classify
+from normprobe.anatomy.flow.ops import ADDS, LIGHT, SAMPLERS, Role, base, classify
 from normprobe.anatomy.flow.walk import argument_value
 from normprobe.capture.trace import Node, Trace
 
@@ -32,7 +33,25 @@ def _begins(trace: Trace, levels: Levels) -> frozenset[int]:
         static = [v for v in operands if levels.of[v] is Level.STATIC and levels.parameters(v) and not reading.raw(v)]
         if len(static) < len(operands) and all(len(trace.values[v].shape) > 2 for v in static):
             found.update(v for start in static for v in reading.roots(start))
+    for value in _written(trace, levels):
+        found.update(reading.roots(value))
     return frozenset(found)
+
+
+def _written(trace: Trace, levels: Levels) -> set[int]:
+    """Arrays of parameters that are joined with signals and to which, whole, a signal is added."""
+    joined: set[int] = set()
+    found: set[int] = set()
+    for node in trace.nodes:
+        static = [v for v in node.inputs if levels.of[v] is Level.STATIC and levels.parameters(v)]
+        if not static or len(static) == len(node.inputs):
+            continue
+        if base(node.op) == "aten.cat":
+            joined.update(v for v in static if len(trace.values[v].shape) > 2)
+        elif base(node.op) in ADDS:
+            shape = trace.values[node.outputs[0]].shape
+            found.update(v for v in joined.intersection(static) if trace.values[v].shape == shape)
+    return found
 
 
 def _meetings(trace: Trace, levels: Levels) -> Iterator[tuple[int, ...]]:

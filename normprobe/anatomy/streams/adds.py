@@ -233,9 +233,10 @@ def _carried(flow: Flow, source: int, part: Part, strict: bool = False) -> bool:
 
 
 def _filters(flow: Flow, region: frozenset[int]) -> bool:
-    """Whether a region is no more than a sliding mean of the trunk (which takes a series' trend off it)."""
+    """Whether a region is no more than a sliding mean of the trunk (which takes a series' trend off it): no norm, no
+    weights, nothing learned."""
     steps = [flow.steps[i] for i in region]
-    return not any(s.role is Role.NORM or (s.role in WEIGHTY and not slides(s.node)) for s in steps)
+    return not any(s.role is Role.NORM or s.parameters or (s.role in WEIGHTY and not slides(s.node)) for s in steps)
 
 
 def _deep(flow: Flow, region: frozenset[int]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.flow.walk import reached
+from normprobe.anatomy.streams.parts import bends
 from normprobe.anatomy.streams.trunks import Trunks, Write, previous
 
 _BETWEEN = frozenset(Role) - WEIGHTY - {Role.POOL, Role.REDUCE}
@@ -44,8 +45,9 @@ def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
 
 
 def _spans(flow: Flow, write: Write, trunks: Trunks) -> bool:
-    """Whether two consecutive writes with weights lie inside the branch of `write`."""
-    inside = {i for i in write.whole.region & trunks.writes.keys() if _weights(flow, trunks.writes[i])}
+    """Whether two consecutive writes with weights lie inside the branch of `write`; linear ones could be one matrix."""
+    held = {i: trunks.writes[i].whole.region for i in write.whole.region & trunks.writes.keys()}
+    inside = {i for i, region in held.items() if _weights(flow, trunks.writes[i]) and bends(flow, region)}
     before = (previous(flow, trunks.writes[i], trunks) for i in sorted(inside))
     return any(earlier is not None and earlier.step.id in inside for earlier in before)
 

@@ -40,6 +40,14 @@ def _entry(flow: Flow, source: int, ahead: bool) -> tuple[float | None, tuple[St
     return link.factor, norm, ()
 
 
+def _of_weights(flow: Flow, norm: Step, norms: Sequence[NormSite]) -> bool:
+    """Whether a batch norm stands right behind weights: it is a part of that layer and could be folded into it."""
+    *_, link = light_chain(flow, norm.inputs[0])
+    maker = flow.made_by(link.value)
+    kind = norms[norm.group.norm].kind if norm.group is not None else "unknown"
+    return kind == "batchnorm" and maker is not None and maker.role is Role.MATMUL
+
+
 @dataclass(frozen=True)
 class ReadStream:
     """One stream with the readings behind its branches.
@@ -81,18 +89,19 @@ def read_stream(
     out = read_out(flow, _last_value(flow, readings), head)
     ahead = _ahead(branches)
     multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead)
-    axis = _feature_axis(flow, readings)
+    entry_norms = tuple(norm for norm in entry_norms if not _of_weights(flow, norm, norms))
+    axes = _feature_axes(flow, readings)
     record = Stream(
         name=stream_name([b.block for b in branches]),
         depth=len(branches),
-        **_widths(flow, chain, axis),
+        **_widths(flow, chain, axes),
         **_summary(branches),
         entry_norm=norm_path(entry_norms, norms),
         **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
         **topology(flow, chain, trunks),
         raw_readers=out.raw_readers,
         input_multiplier=multiplier,
-        feature_axis=axis,
+        feature_axis=_most(axes),
         branches=tuple(branches),
     )
     return ReadStream(record, tuple(readings), own, ahead)
@@ -119,8 +128,11 @@ def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
     return last.write.output
 
 
-def _widths(flow: Flow, chain: Sequence[Write], axis: int) -> dict[str, Any]:
-    widths = tuple(dict.fromkeys(flow.shape(write.output)[axis] for write in chain))
+def _widths(flow: Flow, chain: Sequence[Write], axes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The widths from first to last: the features may lie on another axis once maps have become rows of tokens."""
+    shapes = [flow.shape(write.output) for write in chain]
+    own = {rank: _most([(r, axis) for r, axis in axes if r == rank] or axes) for rank in {len(s) for s in shapes}}
+    widths = tuple(dict.fromkeys(shape[own[len(shape)]] for shape in shapes))
     return {"width": widths[0], "widths": widths}
 
 
@@ -130,10 +142,16 @@ def _summary(branches: Sequence[Branch]) -> dict[str, Any]:
     return {"placement": placement, "parallel": any(b.parallel for b in branches)}
 
 
-def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
-    """The axis of the stream on which most of its writers put their output features; the last axis counts as −1, and
-    wins where as many mix tokens."""
-    axes: Counter[int] = Counter()
+def _most(axes: Sequence[tuple[int, int]]) -> int:
+    """The axis that most writers use; the last one wins where as many mix tokens."""
+    counts = Counter(axis for _, axis in axes)
+    return max(counts, key=lambda axis: (counts[axis], axis == -1), default=-1)
+
+
+def _feature_axes(flow: Flow, readings: Sequence[Reading]) -> list[tuple[int, int]]:
+    """The axes of the stream on which its writers put their output features, with the rank of the stream there; the
+    last axis counts as −1."""
+    axes: list[tuple[int, int]] = []
     for reading in readings:
         moves: list[tuple[Step, int]] = []
         value = reading.part.end
@@ -153,8 +171,8 @@ def _feature_axis(flow: Flow, readings: Sequence[Reading]) -> int:
                 flow.memo[key] = _followed(flow, step, moves)
             found = flow.memo[key]
         if found is not None:
-            axes[found] += 1
-    return max(axes, key=lambda axis: (axes[axis], axis == -1), default=-1)
+            axes.append((len(flow.shape(reading.part.end)), found))
+    return axes
 
 
 def _followed(flow: Flow, writer: Step, moves: Sequence[tuple[Step, int]]) -> int | None:
