@@ -29,15 +29,17 @@ _HELD = "norms on its sums hold the stream down, but for what is written behind 
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
 
-def _entry(flow: Flow, source: int, ahead: bool) -> tuple[float | None, tuple[Step, ...], tuple[Step, ...]]:
-    """The constant factor on the way into the first read, the norm that this way begins with, and the first block's
-    own norm where that stands between (`ahead`)."""
+def _entry(
+    flow: Flow, source: int, ahead: bool, norms: Sequence[NormSite]
+) -> tuple[float | None, tuple[Step, ...], tuple[Step, ...]]:
+    """The constant factor on the way into the first read, the norm that this way begins with (no batch norm that is
+    part of a layer), and the first block's own norm where that stands between (`ahead`)."""
     link = list(light_chain(flow, source))[-1]
     maker = flow.made_by(link.value)
     norm = (maker,) if maker is not None and maker.role is Role.NORM else ()
     if norm and ahead:
-        return (*_entry(flow, norm[0].inputs[0], False)[:2], norm)
-    return link.factor, norm, ()
+        return (*_entry(flow, norm[0].inputs[0], False, norms)[:2], norm)
+    return link.factor, tuple(n for n in norm if not _of_weights(flow, n, norms)), ()
 
 
 def _of_weights(flow: Flow, norm: Step, norms: Sequence[NormSite]) -> bool:
@@ -88,8 +90,7 @@ def read_stream(
     branches = branch_records(flow, readings, norms, model)
     out = read_out(flow, _last_value(flow, readings), head)
     ahead = _ahead(branches)
-    multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead)
-    entry_norms = tuple(norm for norm in entry_norms if not _of_weights(flow, norm, norms))
+    multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead, norms)
     axes = _feature_axes(flow, readings)
     record = Stream(
         name=stream_name([b.block for b in branches]),
