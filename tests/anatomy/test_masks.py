@@ -85,6 +85,7 @@ CAUSAL = {
     "kept above the lowest": lambda m, p: torch.max(p + LOWEST * future(m, p), torch.tensor(LOWEST)),
     "written row by row": filled_by_rows,
     "capped before": lambda m, p: (5 * torch.tanh(p / 5)).masked_fill(future(m, p), -torch.inf),
+    "filled with -100": lambda m, p: p.masked_fill(future(m, p), -100.0),
     "in double": lambda m, p: p.double().masked_fill(future(m, p), -torch.inf),
 }
 
@@ -114,6 +115,11 @@ OTHERS = {
         lambda m, p: (p - torch.arange(TOKENS).flip(0)).masked_fill(future(m, p), -torch.inf),
         (True, None, False, True),
     ),
+    "slopes and shifted windows": (
+        lambda m, p: p - (torch.arange(TOKENS).flip(0) + 100.0 * future(m, p)),
+        (True, None, False, True),
+    ),
+    "steep slopes": (lambda m, p: p - 20.0 * torch.arange(TOKENS).flip(0), (False, None, False, True)),
     "hidden by its size": (lambda m, p: p.masked_fill(p > 0.1, -torch.inf), (None, None, False, False)),
     "learned sink": (
         lambda m, p: torch.cat(

@@ -16,8 +16,7 @@ from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.capture.trace import Node, Ref
 
-_FAR = -9999.0  # what is added to a hidden logit is this or less (-1e4 in half precision, the lowest number, -inf) …
-_NEAR = -50.0  # … or the one number below this in a tensor of zeros
+_FAR = -50.0  # a logit that much below another one weighs e⁻⁵⁰ = 2e-22 of it: nothing, in any number of keys
 _DEEPEST = 64  # operations between the logits and what masks them
 _FINITE = frozenset({Role.MATMUL, Role.ATTENTION, Role.SOFTMAX, Role.NORM, Role.SOURCE})
 
@@ -168,12 +167,11 @@ class MaskReader:
 
 
 def _far_below(added: Tensor) -> Hidden:
-    places = added <= _FAR
-    rest = added.masked_fill(places, 0)
-    numbers: Tensor = torch.unique(rest)
-    if len(numbers) == 2 and float(numbers[1]) == 0 and float(numbers[0]) <= _NEAR:
-        return Hidden(places | (rest != 0))
-    return Hidden(places if bool(places.any()) else None, biased=bool((rest != 0).any()))
+    """Hidden is what a gap, over which no weight is left, parts from the rest: a slope alone hides nothing."""
+    numbers = torch.unique(torch.cat((added.flatten(), added.new_zeros(1)))).double()
+    above = numbers[1:][numbers.diff() >= -_FAR]
+    places = added < above.max() if len(above) else torch.zeros_like(added, dtype=torch.bool)
+    return Hidden(places if len(above) else None, biased=bool((added.masked_fill(places, 0) != 0).any()))
 
 
 def _either(*found: Hidden) -> Hidden:
