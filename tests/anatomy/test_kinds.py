@@ -73,6 +73,36 @@ def test_what_acts_on_every_token_alone_is_an_mlp(inside: Inside) -> None:
     assert [b.kind for b in only_stream(read(Block(inside))).branches] == ["mlp"] * 2
 
 
+@torch.library.custom_op("normprobe_kinds::flash_attention_gate", mutates_args=())
+def flash_attention_gate(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """An operation of another library whose name says nothing of what it does."""
+    return a * b.sigmoid() + c
+
+
+@torch.library.custom_op("normprobe_kinds::mix", mutates_args=())
+def mix(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Attention over the second axis."""
+    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (a, b, c))).transpose(1, 2).contiguous()
+
+
+@torch.library.custom_op("normprobe_kinds::sums", mutates_args=())
+def sums(a: Tensor) -> Tensor:
+    return a.cumsum(1)
+
+
+KERNELS: dict[str, tuple[Inside, str]] = {
+    "each token alone": (lambda _, h: flash_attention_gate(*h.chunk(3, -1)), "mlp"),
+    "attention": (lambda _, h: mix(*heads(h)).flatten(2), "attention"),
+    "of another kind": (lambda _, h: sums(h[..., :8].contiguous()), "other"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_operations_of_other_libraries_are_told_by_what_they_do(name: str) -> None:
+    inside, kind = KERNELS[name]
+    assert [b.kind for b in only_stream(read(Block(inside, into=8))).branches] == [kind] * 2
+
+
 def heads(h: Tensor) -> tuple[Tensor, ...]:
     """Query, key and value, (batch, tokens, heads, features) each."""
     return tuple(t.unflatten(-1, (2, 4)) for t in h.chunk(3, -1))

@@ -191,7 +191,7 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
         return Role.MATMUL
     if name in _SOFTMAXES:
         return Role.SOFTMAX
-    if any(word in name for word in _ATTENTIONS):
+    if not foreign(name) and any(word in name for word in _ATTENTIONS):
         return Role.ATTENTION
     if name in _POOLS:
         return Role.HEAVY if slides(node) else Role.POOL

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
+from normprobe.anatomy.attention.kernels import Mixing, mixing
 from normprobe.anatomy.attention.ops import AttentionOp, operands
 from normprobe.anatomy.flow.along import along, factors, tokens_meet
 from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign, slides
@@ -53,6 +55,9 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
     heavy = {base(s.node.op) for s in steps if s.role is Role.HEAVY}
     if any(word in name for name in heavy if not foreign(name) for word in _RECURRENT):
         return "recurrent"
+    kernels = [(s, how) for s in steps if (how := mixing(flow, s)) is not None]
+    if kernels:
+        return _by_kernels(flow, part, kernels)
     convolutions = [s for s in steps if _mixes_neighbours(flow, s)]
     products = any(_multiplies_tokens(flow, s) for s in steps)
     if any(_scans(flow, s) for s in steps) or _loops(flow, steps):
@@ -66,6 +71,15 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
     if _reads_elsewhere(flow, part, write) or not weighted:
         return "other"
     return "mlp"
+
+
+def _by_kernels(flow: Flow, part: Part, kernels: Sequence[tuple[Step, Mixing]]) -> BranchKind:
+    """The kind of a branch that mixes tokens by operations of other libraries."""
+    attending = [step for step, how in kernels if how == "attention"]
+    if not attending:
+        return "other"
+    own = any(flow.producer.get(step.inputs[1], -1) in part.region for step in attending)
+    return "attention" if own else "cross_attention"
 
 
 def _own_key(flow: Flow, op: AttentionOp, part: Part, source: int) -> bool:
