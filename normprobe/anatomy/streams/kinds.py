@@ -58,6 +58,17 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
     kernels = [(s, how) for s in steps if (how := mixing(flow, s)) is not None]
     if kernels:
         return _by_kernels(flow, part, kernels)
+    mixer = _mixer(flow, part, steps)
+    if mixer is not None:
+        return mixer
+    weighted = any(s.role is Role.MATMUL and (s.parameters or not s.statics) for s in steps)  # or with packed weights
+    if _reads_elsewhere(flow, part, write) or not weighted:
+        return "other"
+    return "mlp"
+
+
+def _mixer(flow: Flow, part: Part, steps: list[Step]) -> BranchKind | None:
+    """How convolutions, scans and products bring tokens together; None where they do not."""
     convolutions = [s for s in steps if _mixes_neighbours(flow, s)]
     products = any(_multiplies_tokens(flow, s) for s in steps)
     if any(_scans(flow, s) for s in steps) or _loops(flow, steps):
@@ -67,10 +78,7 @@ def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Wri
         return "conv"
     if products or _sums_up(steps):
         return "linear_attention"
-    weighted = any(s.role is Role.MATMUL and (s.parameters or not s.statics) for s in steps)  # or with packed weights
-    if _reads_elsewhere(flow, part, write) or not weighted:
-        return "other"
-    return "mlp"
+    return None
 
 
 def _by_kernels(flow: Flow, part: Part, kernels: Sequence[tuple[Step, Mixing]]) -> BranchKind:
