@@ -136,7 +136,8 @@ def _first_that_runs(face: Face, choices: Sequence[Choice]) -> Choice:
     if isinstance(twin, str):
         args, words = choices[0]
         return args, "; ".join(part for part in (words, f"not tried: no twin on the meta device ({twin})") if part)
-    untried, reasons = None, []
+    untried = None
+    reasons: dict[str, None] = {}
     for dtype in (None, torch.bfloat16):  # some kernels for experts run in half precision alone
         twin = twin.to(dtype=dtype)
         for args, words in choices:
@@ -145,12 +146,12 @@ def _first_that_runs(face: Face, choices: Sequence[Choice]) -> Choice:
                 return args, words
             if _says_meta(reason):
                 untried = untried or (args, words)
-            reasons.append(f"{', '.join(args)}: {reason}")
+            reasons[f"{', '.join(args)}: {reason}"] = None
     if untried is not None:
         return untried
     raise InputError(
         f"{type(face.module).__name__}: no inputs were given and none of those tried fit",
-        found=" | ".join(reasons[:4]),
+        found=" | ".join(list(reasons)[:4]),
         hint="pass inputs: a tensor, a tuple or a dict; in a factory, return (model, inputs)",
     )
 

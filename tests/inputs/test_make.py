@@ -314,3 +314,20 @@ def test_an_image_may_be_rows_of_patches_with_their_grid() -> None:
     assert args["pixel_values"].shape == (2, 9, 12)
     assert args["spatial_shapes"].tolist() == [[3, 3], [3, 3]]
     assert words == "seeded standard-normal noise of 9 image patches"
+
+
+def test_each_reason_is_shown_once_so_that_the_last_ones_are_seen() -> None:
+    class WantsAsMany(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.embedding = nn.Embedding(11, 4)
+
+        def forward(self, input_ids: Tensor | None = None, input_features: Tensor | None = None) -> Tensor:
+            if input_ids is None or input_features is None:
+                raise ValueError("ids or features are missing")
+            raise ValueError("as many features as ids, please")
+
+    with pytest.raises(InputError, match="input_ids, input_features: ValueError: as many features as ids, please"):
+        inputs_from_config(WantsAsMany(PretrainedConfig(vocab_size=11, num_mel_bins=4)))
