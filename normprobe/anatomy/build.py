@@ -33,7 +33,7 @@ from normprobe.anatomy.streams.readout import (
     way_behind,
 )
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
-from normprobe.anatomy.streams.trunks import Write
+from normprobe.anatomy.streams.writes import Write
 from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped

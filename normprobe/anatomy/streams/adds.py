@@ -15,8 +15,10 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, heavy, make_part, region_to, steering
 from normprobe.anatomy.streams.selections import latest
+from normprobe.anatomy.streams.shortcuts import projected, projections
 from normprobe.anatomy.streams.splits import split
-from normprobe.anatomy.streams.trunks import Trunks, Way, Write, joins, mixture, projected, projections, states
+from normprobe.anatomy.streams.trunks import joins, mixture, states
+from normprobe.anatomy.streams.writes import Trunks, Way, Write
 
 _WAYS: tuple[tuple[int, Way], ...] = (
     (0, "light"),

@@ -15,7 +15,8 @@ from normprobe.anatomy.streams.blocks import Located, block_names
 from normprobe.anatomy.streams.kinds import branch_kind, family
 from normprobe.anatomy.streams.parts import Part, bends
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
-from normprobe.anatomy.streams.trunks import Way, Write, projections
+from normprobe.anatomy.streams.shortcuts import projections
+from normprobe.anatomy.streams.writes import Way, Write
 from normprobe.records import Branch, NormSite
 from normprobe.records.anatomy import BranchKind, SkipKind
 

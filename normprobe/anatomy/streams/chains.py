@@ -8,7 +8,8 @@ from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.flow.walk import reached
 from normprobe.anatomy.streams.parts import bends
-from normprobe.anatomy.streams.trunks import Trunks, Write, previous
+from normprobe.anatomy.streams.trunks import previous
+from normprobe.anatomy.streams.writes import Trunks, Write
 
 _BETWEEN = frozenset(Role) - WEIGHTY - {Role.POOL, Role.REDUCE}
 

@@ -19,7 +19,7 @@ from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, for
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, backward, first_readers, last_makers, light_chain, pools
 from normprobe.anatomy.streams.parts import Part, enters
-from normprobe.anatomy.streams.trunks import Write
+from normprobe.anatomy.streams.writes import Write
 from normprobe.records.anatomy import BranchKind
 
 CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})

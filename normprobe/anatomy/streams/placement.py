@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import first_readers, last_makers, light_chain, pools
+from normprobe.anatomy.streams.copies import mixing
 from normprobe.anatomy.streams.parts import Part
-from normprobe.anatomy.streams.trunks import Write, mixing
+from normprobe.anatomy.streams.writes import Write
 from normprobe.records.anatomy import Placement
 
 _OPEN = frozenset(Role) - WEIGHTY - {Role.NORM}  # everything between the trunk and the first norm or weights

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams.moves import carried, chooses
-from normprobe.anatomy.streams.trunks import Trunks, states
+from normprobe.anatomy.streams.trunks import states
+from normprobe.anatomy.streams.writes import Trunks
 
 
 def latest(flow: Flow, step: Step, trunks: Trunks) -> int | None:

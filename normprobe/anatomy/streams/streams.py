@@ -20,7 +20,7 @@ from normprobe.anatomy.streams.blocks import stream_name
 from normprobe.anatomy.streams.branches import Reading, branch_records, norm_path, read_branches
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.streams.topology import topology
-from normprobe.anatomy.streams.trunks import Trunks, Write
+from normprobe.anatomy.streams.writes import Trunks, Write
 from normprobe.records import Branch, NormSite, Stream
 from normprobe.records.anatomy import Placement
 

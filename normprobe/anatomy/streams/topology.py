@@ -8,8 +8,10 @@ from typing import Any
 
 from normprobe.anatomy.flow.ops import LIGHT, SPREADING, Role, base
 from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.streams.copies import MOST_COPIES, copies, latest_stacked, mixed
 from normprobe.anatomy.streams.parts import control
-from normprobe.anatomy.streams.trunks import MOST_COPIES, Trunks, Write, behind, copies, latest_stacked, mixed
+from normprobe.anatomy.streams.trunks import behind
+from normprobe.anatomy.streams.writes import Trunks, Write
 from normprobe.records.anatomy import Topology
 
 

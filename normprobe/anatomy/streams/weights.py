@@ -12,8 +12,9 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import constant_factor, first_readers, light_chain, operand_factor
 from normprobe.anatomy.norm_sites.graph_subject import StaticFunction
 from normprobe.anatomy.norm_sites.reparametrizations import directions
+from normprobe.anatomy.streams.copies import mixing
 from normprobe.anatomy.streams.parts import Part, by_sigmoid, control, enters
-from normprobe.anatomy.streams.trunks import Write, mixing
+from normprobe.anatomy.streams.writes import Write
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.records import BranchScale
 

@@ -1,0 +1,72 @@
+"""Trunks that are kept in several parallel copies, and the products that mix them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import argument_value, light_chain
+
+MOST_COPIES = 16
+_JOINS = frozenset({"aten.stack", "aten.cat"})
+
+
+def mixed(flow: Flow, step: Step) -> int | None:
+    """The operand of a product that only mixes the few parallel copies held on one of its axes: no feature meets
+    another. None where the step is no such product."""
+    if base(step.node.op) not in ("aten.bmm", "aten.mm"):
+        return None
+    left, right = (argument_value(a) for a in step.node.args[:2])
+    for copies, weights, axis in ((right, left, -2), (left, right, -1)):
+        if copies is None or weights is None or copies not in step.inputs or copies == weights:
+            continue
+        sizes, copied = flow.shape(weights), flow.shape(copies)[axis]
+        fresh = sizes[-2] if axis == -2 else sizes[-1]
+        few = 1 < copied <= MOST_COPIES and fresh <= 2 * copied
+        if few and math.prod(sizes) < math.prod(flow.shape(copies)) and _keeps_features(flow, copies, axis):
+            return copies
+    return None
+
+
+def copies(flow: Flow, step: Step) -> int:
+    """How many copies a mixing product mixes."""
+    weights = argument_value(step.node.args[0])
+    return flow.shape(weights)[-1] if weights is not None else 1
+
+
+def _keeps_features(flow: Flow, value: int, axis: int) -> bool:
+    """Whether the last axis of the tensor that `value` is a view of does not lie on `axis`."""
+    moves: list[tuple[Step, int]] = []
+    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
+        if base(step.node.op) in _JOINS:
+            break
+        moves.append((step, step.outputs.index(value)))
+        value = step.inputs[0]
+    shape = flow.shape(value)
+    index: torch.Tensor | None = torch.arange(shape[-1]).expand(shape).contiguous()
+    for step, place in reversed(moves):
+        index = None if index is None else replay(flow, step.node, index, place)
+    return index is not None and not bool((index.diff(dim=axis) != 0).any())
+
+
+def mixing(flow: Flow, region: frozenset[int]) -> frozenset[int]:
+    """The steps of a branch that only mix parallel copies, as it reads several streams as one."""
+    found = {i: mixed(flow, flow.steps[i]) for i in region if flow.steps[i].role is Role.MATMUL}
+    return frozenset(i for i, value in found.items() if value is not None and _gathers(flow, flow.steps[i], value))
+
+
+def _gathers(flow: Flow, step: Step, value: int) -> bool:
+    return math.prod(flow.shape(step.outputs[0])) < math.prod(flow.shape(value))
+
+
+def latest_stacked(flow: Flow, value: int) -> int:
+    """The last of the states that a mixture over depth was stacked from; `value` itself where it is no stack."""
+    *_, link = light_chain(flow, value)
+    maker = flow.made_by(link.value)
+    if maker is None or base(maker.node.op) != "aten.stack":
+        return value
+    return max(maker.inputs, key=lambda v: flow.producer.get(v, -1))
