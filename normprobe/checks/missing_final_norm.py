@@ -8,6 +8,8 @@ from typing import final
 from normprobe.checks.base import Check, Outcome, number
 from normprobe.records import Finding, ReportData, Severity, Stream
 
+_RETURNED = "returned raw"
+
 
 @final
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class MissingFinalNorm(Check):
     The head is the path to the logits, else to the first returned tensor; where there is no head, the message
     says what reads the stream. The value is the RMS of the stream
     that is read there (median over tokens), where it was measured; the message adds the largest token and the
-    growth since the stream's entry.
+    growth since the stream's entry. A model that returns the raw stream itself leaves the norm to its reader, which
+    is not seen: that is a note.
 
     ## Why it matters
 
@@ -75,12 +78,15 @@ class MissingFinalNorm(Check):
             text,
             value=measure.states[-1].rms_median if measure else None,
             source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
+            severity=Severity.NOTE if stream.final_norm_reason.startswith(_RETURNED) else None,
         )
 
     @staticmethod
     def _reading(stream: Stream, data: ReportData) -> str:
         """Who reads the raw stream: what the Anatomy says of it, else the head where there is one."""
         writes, reason = f"after {stream.depth} write{'' if stream.depth == 1 else 's'}", stream.final_norm_reason
+        if reason.startswith(_RETURNED):
+            return f"the stream is {reason}, {writes}; what reads it there is not seen and has to norm it"
         if reason.startswith("read "):
             return f"the raw stream is {reason}, {writes}"
         if reason or data.anatomy.head is None:

@@ -175,3 +175,17 @@ def test_an_update_of_low_rank_hides_no_head() -> None:
     head = anatomy_of(nn.Sequential(nn.LayerNorm(WIDTH), Adapted()), torch.randn(2, 3, WIDTH)).head
     assert head is not None
     assert (head.path, head.logit_multiplier) == ("1.whole.weight", 1.0)
+
+
+def test_a_stream_that_is_returned_raw_is_left_to_its_reader() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.f = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.f(self.norm(x).relu())  # type: ignore[no-any-return]
+
+    report = normprobe.probe(nn.Sequential(Block(), Block()), torch.randn(2, 3, WIDTH), level="structure")
+    assert only_stream(report.anatomy).final_norm_reason == "returned raw as output"
+    assert [(f.code, f.severity.value) for f in report.findings] == [("NP201", "note")]

@@ -105,9 +105,8 @@ class Trend(nn.Module):
         return x - F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2)
 
 
-def test_taking_a_sliding_mean_off_is_no_branch() -> None:
-    streams = anatomy_of(nn.Sequential(Trend(), Trend()), torch.randn(2, 6, WIDTH)).streams
-    branches = [b for stream in streams for b in stream.branches]
+def test_taking_a_sliding_mean_off_is_no_branch_and_leaves_the_trunk_whole() -> None:
+    branches = only_stream(anatomy_of(nn.Sequential(Trend(), Trend()), torch.randn(2, 6, WIDTH))).branches
     assert [(b.block, b.kind, b.placement) for b in branches] == [("0", "mlp", "post"), ("1", "mlp", "post")]
 
 

@@ -354,3 +354,32 @@ def test_a_concatenation_that_is_read_as_a_whole_is_not_taken_apart() -> None:
 
     (stream,) = read(Net(Normed)).streams
     assert stream.depth == 2 * DEPTH
+
+
+def test_tokens_that_also_see_a_few_global_ones_attend_to_themselves() -> None:
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.q, self.k, self.v, self.o = nn.LayerNorm(WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in "qkvo")
+
+        def forward(self, x: Tensor, few: Tensor) -> Tensor:
+            h = self.norm(x)
+            q, (k, v), (key, value) = self.q(h), (self.k(h), self.v(h)), (self.k(few), self.v(few))
+            weights = torch.cat([q @ key.transpose(1, 2), q @ k.transpose(1, 2)], -1).softmax(-1)
+            out = weights[..., : few.shape[1]] @ value + weights[..., few.shape[1] :] @ v
+            return x + self.o(out)  # type: ignore[no-any-return]
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.few, self.blocks = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Local() for _ in range(DEPTH))
+            self.norm = nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            few = self.few(x[:, :2])
+            for block in self.blocks:
+                x = block(x, few)
+            return self.norm(x)  # type: ignore[no-any-return]
+
+    stream = only_stream(anatomy_of(Both(), torch.randn(2, 7, WIDTH)))
+    assert {b.kind for b in stream.branches} == {"attention"}

@@ -133,3 +133,20 @@ def test_a_measured_pass_takes_no_other_operand_for_the_trunk(form: Form) -> Non
     assert len(measured.states) == DEPTH
     apart = [b.apart for b in report.anatomy.streams[0].branches]
     assert [state.write_rms == state.write_rms for state in measured.states] == apart
+
+
+def test_a_code_that_replaces_a_vector_carries_no_signal_on() -> None:
+    """Each quantiser takes off what its code book has; only its gradients go through the vector itself."""
+
+    class Quantiser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave, self.book = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH), nn.Embedding(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            low = self.enter(x)
+            code = self.book((low @ self.book.weight.T).argmax(-1))
+            return x - self.leave(low + (code - low).detach())  # type: ignore[no-any-return]
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Quantiser() for _ in range(DEPTH)), nn.Linear(WIDTH, 5))
+    assert not anatomy_of(model, torch.randn(2, 6, WIDTH)).streams

@@ -39,6 +39,16 @@ def test_np201_says_what_reads_the_stream(head: Head | None) -> None:
     assert found.message == "the raw stream is read without a norm by last_hidden_state, after 2 writes"
 
 
+def test_np201_leaves_a_stream_that_is_returned_to_its_reader() -> None:
+    raw = b.stream(final_norm=None, final_norm_reason="returned raw as last_hidden_state")
+    (found,), _ = judge("NP201", b.document(streams=(raw,), residual=()))
+    assert found.severity.value == "note"
+    assert found.message == (
+        "the stream is returned raw as last_hidden_state, after 2 writes; "
+        "what reads it there is not seen and has to norm it"
+    )
+
+
 def test_np201_names_no_head_where_none_was_found() -> None:
     data = b.document(streams=(b.stream(final_norm=None),), residual=())
     data = data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"head": None})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -221,8 +222,9 @@ def _row_maximum(flow: Flow, value: int, source: int) -> bool:
 
 
 def _towards_product(flow: Flow, step: Step) -> int:
-    """Of a sum's summands the one whose nearest weighty maker is a product of two signals; else the first."""
-    for value in step.inputs:
+    """Of a sum's summands, or of what is put side by side, the largest whose nearest weighty maker is a product of two
+    signals; else the first."""
+    for value in sorted(step.inputs, key=lambda v: -math.prod(flow.shape(v))):
         current = flow.made_by(value)
         while current is not None and current.role in _BETWEEN and flow.floating(current.inputs[0]):
             current = flow.made_by(current.inputs[0])

@@ -39,6 +39,7 @@ ALIAS = "normprobe.alias"  # a tensor read again after a part of it was written 
 PIECE = "normprobe.piece"  # one tensor of a concatenation, taken out again as it went in
 REST = "normprobe.rest"  # x·(1 − w), what an interpolation lerp(x, y, w) keeps of x
 ACCUMULATING = frozenset({"aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm"})
+DETRENDED = "normprobe.detrended"  # what is left of x when a mean over its neighbours is taken off
 SPREADING = frozenset(f"aten.{n}" for n in ("scatter_add", "scatter_add_", "index_add", "index_add_"))
 _MOVES = frozenset(
     [

@@ -41,6 +41,7 @@ class Readout:
         raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm;
             of any way where all of them pass one.
         beside: norms through which another returned tensor reads the stream, where the stream is returned raw first.
+        returned: whether the head is the raw stream itself, pooled perhaps.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
     """
 
@@ -49,6 +50,7 @@ class Readout:
     far: tuple[Step, ...]
     raw_way: str | None
     beside: tuple[Step, ...]
+    returned: bool
     raw_readers: tuple[str, ...]
 
 
@@ -75,8 +77,9 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
         norm, far = norm[:1] if shared else norm, () if norm else tuple(passed[:1])
     readers = [s for s in first_readers(flow, value, None, _OPEN) if s.id in head.ancestors]
     direct = norm if readers and all(s in norm for s in readers) else ()
-    beside = () if norm or head.value not in _light_outputs(flow, value) else _beside(flow, value)
-    return Readout(direct, norm, far, raw_way, beside, _elsewhere(flow, value, head.value, head.ancestors))
+    returned = head.value in _light_outputs(flow, value)
+    beside = _beside(flow, value) if returned and not norm else ()
+    return Readout(direct, norm, far, raw_way, beside, returned, _elsewhere(flow, value, head.value, head.ancestors))
 
 
 def _beside(flow: Flow, value: int) -> tuple[Step, ...]:

@@ -245,7 +245,7 @@ def _final_norm(
         return None, None, "a piece of a trunk that could not be followed from one write to the next"
     if out.far:
         return None, None, f"read by {out.raw_way} first; a norm follows behind weights, {norm_path(out.far, norms)}"
-    return None, True, f"read without a norm by {out.raw_way}"
+    return None, True, f"{'returned raw as' if out.returned else 'read without a norm by'} {out.raw_way}"
 
 
 def _batch_normed(branch: Branch, norms: Sequence[NormSite]) -> bool:
