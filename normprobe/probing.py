@@ -117,7 +117,7 @@ def _measure(
     if any(p.device.type == "meta" for p in model.parameters()):
         return Measurements(), (Skipped(what="measurements", why="the model holds no weights (meta device)"),)
     tell("measure", 0, 0)
-    measured, skipped = measure_forward(model, inputs, reading.anatomy, seed=seed)
+    measured, skipped = measure_forward(model, inputs, reading.anatomy, seed=seed, everywhere=reading.wrote)
     if level == "backward":
         tell("gradients", 0, 0)
         gradients, more = measure_gradients(model, inputs, reading.anatomy, loss, lr, measured.residual)

@@ -272,3 +272,31 @@ def test_measures_of_a_model_with_batch_norm(measure: str, rows: int) -> None:
     before = Snapshot(model, inputs)
     normprobe.probe(model, inputs, measures=(measure,))
     before.assert_kept()
+
+
+class Counting(nn.Module):
+    """A residual block that counts its runs in a parameter of a module in which nothing is watched."""
+
+    class Count(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.runs = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.runs.add_(1)
+            return x * 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.count = nn.LayerNorm(WIDTH), Mlp(), self.Count()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(self.count(x)))
+
+
+def test_a_parameter_that_is_written_where_nothing_is_watched_is_put_back() -> None:
+    model, x = nn.Sequential(Counting(), Counting()), torch.randn(1, 5, WIDTH)
+    before = Snapshot(model, x)
+    assert normprobe.probe(model, x).measurements.residual
+    before.assert_kept()
+    assert float(model[0].count.runs) == 0

@@ -41,10 +41,11 @@ from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
 
 @dataclass(frozen=True)
 class Reading:
-    """The Anatomy, and what could not be read with the reason."""
+    """The Anatomy, and what could not be read with the reason; `wrote` as in `Trace`."""
 
     anatomy: Anatomy
     skipped: tuple[Skipped, ...]
+    wrote: bool = False
 
 
 def read(model: nn.Module, trace: Trace) -> Reading:
@@ -77,7 +78,8 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     unread = _unread(flow, value) if head is None else []
-    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread, *_unknown_rows(sites)))
+    skipped = (*assumed, *found.skipped, *_scripted(model), *unread, *_unknown_rows(sites))
+    return Reading(anatomy, skipped, trace.wrote)
 
 
 def _unread(flow: Flow, value: int | None) -> list[Skipped]:

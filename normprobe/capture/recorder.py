@@ -59,6 +59,7 @@ def _record(model: nn.Module, inputs: Inputs) -> Trace:
             with recorder.functions, recorder.dispatch, recorder.unseen.functions():
                 output = invoke(model, inputs, recorder.place, recorder.root(model))
             recorder.finish(output)
+        recorder.trace.wrote = keeper.wrote
     return recorder.trace
 
 

@@ -80,7 +80,8 @@ class Call:
 class Trace:
     """Everything recorded in one forward. Nodes, values and calls are numbered from 0 in order of time.
 
-    `held` keeps what small inputs and constants contained, by value.
+    `held` keeps what small inputs and constants contained, by value; `wrote` tells whether the forward wrote into a
+    parameter, or into a large tensor that the model keeps elsewhere.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -89,6 +90,7 @@ class Trace:
     outputs: list[tuple[str, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     held: dict[int, Tensor] = field(default_factory=dict)
+    wrote: bool = False
 
     def producer(self, value: int) -> Node:
         """The operation that made `value`."""

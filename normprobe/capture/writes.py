@@ -42,10 +42,12 @@ class Keeper:
 
     Attributes:
         steps: each puts the contents of one copied tensor back.
+        wrote: whether a tensor that is held here or further out was written.
     """
 
     def __init__(self, outer: Keeper | None = None) -> None:
         self.steps: list[partial[None]] = []
+        self.wrote = False
         self._outer = outer
         self._held: dict[int, list[Tensor]] = {}  # by storage; emptied once they are copied
 
@@ -63,6 +65,7 @@ class Keeper:
         """These tensors are about to be written: copy what is held of their storages and not copied yet."""
         if self._outer is not None:
             self._outer.before_write(tensors)
+            self.wrote |= self._outer.wrote
         for tensor in tensors:
             storage = _storage(tensor)
             held = self._held.get(storage) if storage is not None else None
@@ -70,6 +73,7 @@ class Keeper:
                 with _disable_current_modes(), torch.no_grad():
                     self.steps += [partial(put_contents_back, each, each.clone()) for each in held]
                 held.clear()
+                self.wrote = True
 
     def mode(self) -> TorchDispatchMode:
         """A mode under which every write is reported."""

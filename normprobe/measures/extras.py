@@ -13,6 +13,7 @@ from normprobe.measures.gain import Gain
 from normprobe.measures.jacobian import Jacobian
 from normprobe.measures.norms import Norms
 from normprobe.measures.precision import Precision
+from normprobe.measures.products import Products
 from normprobe.measures.smoothness import Smoothness
 from normprobe.records import Measurements, Skipped
 
@@ -23,6 +24,7 @@ EXTRAS: tuple[Extra, ...] = (
     BatchNorm(),
     Depth(),
     Norms(),
+    Products(),
     Cost(),
     Precision(),
 )

@@ -1,4 +1,4 @@
-"""The measured pass: residual streams, attention logits and what products gain in one forward; and the weights."""
+"""The measured pass: residual streams and attention logits in one forward; and how the weights were drawn."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from normprobe.measures.finite import all_finite, first_broken_module
 from normprobe.measures.initialisation import measure_initialisation
 from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.padding import padding_masks
-from normprobe.measures.products import product_handlers
 from normprobe.measures.residual import read_stream, write_handlers
 from normprobe.measures.writes import WriteHandler
 from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
 
 
 def measure_forward(
-    model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0
+    model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0, *, everywhere: bool = True
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
     """Measure every residual stream, attention site and weight of `anatomy` in one forward of `model`.
 
@@ -34,6 +33,7 @@ def measure_forward(
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         anatomy: what to measure.
         seed: of the samples of query rows and weights.
+        everywhere: as in `watch`: False where the recorded forward wrote into no parameter.
 
     Returns:
         The measurements, and what could not be measured with the reason.
@@ -46,16 +46,13 @@ def measure_forward(
     handlers: dict[OpSite, Handler] = dict(logits)
     for per_stream in writes.values():
         handlers.update(per_stream)
-    products = list(product_handlers(model, anatomy, handlers))
-    handlers.update((site.site, handler) for site, handler in products)
-    watched = watch(model, inputs, handlers)
+    watched = watch(model, inputs, handlers, everywhere=everywhere)
     streams, skipped = _streams(anatomy, writes, logits, watched)
     attention, unseen = _attention(logits, watched)
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    gains = {site.parameter: handler.gain() for site, handler in products}
-    init, unread = measure_initialisation(model, anatomy, seed, gains)
+    init, unread = measure_initialisation(model, anatomy, seed)
     measured = Measurements(residual=streams, attention=attention, init=init, **finite)
     return measured, (*skipped, *unseen, *unread)
 

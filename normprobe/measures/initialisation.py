@@ -22,7 +22,7 @@ _ALL = 0.95  # of the weights of a role: one in a thousand lies outside its inte
 
 
 def measure_initialisation(
-    model: nn.Module, anatomy: Anatomy, seed: int = 0, gains: Mapping[str, float | None] | None = None
+    model: nn.Module, anatomy: Anatomy, seed: int = 0
 ) -> tuple[Initialisation | None, tuple[Skipped, ...]]:
     """Read distribution, scale and recipe of every weight of `anatomy`, without running the model.
 
@@ -30,7 +30,6 @@ def measure_initialisation(
         model: the model that `anatomy` was read from.
         anatomy: its weights, norms and streams.
         seed: of the sample of values.
-        gains: E[y²] / E[x²] of products that were seen, by parameter.
 
     Returns:
         The measure (None without a weight), and the weights that could not be read with the reason.
@@ -39,12 +38,8 @@ def measure_initialisation(
     plain = {w.parameter: named[w.parameter] for w in anatomy.weights if _plain(named.get(w.parameter))}
     fits = [(w, _fit(plain[w.parameter], w, seed)) for w in anatomy.weights if w.parameter in plain]
     trained, evidence = _trained(anatomy, named, [f for _, f in fits])
-    seen = gains or {}
     dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in plain.items()}
-    weights = tuple(
-        _measure(w, f, () if trained else _recipes(w, f, anatomy), seen.get(w.parameter), dtypes[w.parameter])
-        for w, f in fits
-    )
+    weights = tuple(_measure(w, f, () if trained else _recipes(w, f, anatomy), dtypes[w.parameter]) for w, f in fits)
     unread = [w.parameter for w in anatomy.weights if w.parameter not in plain]
     lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
     skipped = (
@@ -74,7 +69,7 @@ def _skips(names: Sequence[str], why: str) -> Iterator[Skipped]:
         yield Skipped(what=f"initialisation of {names[0]}{others}", why=why)
 
 
-def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], gain: float | None, dtype: str) -> WeightMeasure:
+def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], dtype: str) -> WeightMeasure:
     return WeightMeasure(
         parameter=site.parameter,
         roles=site.roles,
@@ -84,7 +79,6 @@ def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], gain: float |
         interval=found.interval,
         gain=found.std * site.fan_in**0.5,
         recipes=names,
-        second_moment_gain=gain,
         basis=Basis(unit="1", dtype=dtype, count=found.count, exact=found.exact),
     )
 
@@ -144,7 +138,6 @@ def _roles(weights: Sequence[WeightMeasure]) -> Iterator[RoleMeasure]:
         held = [w for w in weights if role in w.roles]
         if not held:
             continue
-        gains = [w.second_moment_gain for w in held if w.second_moment_gain is not None]
         counts = Counter(name for w in held for name in w.recipes)
         kinds: Counter[Distribution] = Counter(w.distribution for w in held)
         yield RoleMeasure(
@@ -154,7 +147,6 @@ def _roles(weights: Sequence[WeightMeasure]) -> Iterator[RoleMeasure]:
             std=_spread(w.std for w in held),
             gain=_spread(w.gain for w in held),
             recipes=tuple(name for name, count in counts.most_common() if count >= _ALL * len(held)),
-            second_moment_gain=statistics.median(gains) if gains else None,
         )
 
 

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from normprobe.capture.watch import Handler
-from normprobe.records import Anatomy, OpSite, WeightSite
+from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.measures.extra import Extra, Subject
+from normprobe.records import Anatomy, Basis, Skipped, WeightSite
+from normprobe.records.extras import ExtraName
+from normprobe.records.products import ProductGain, ProductsMeasure
 
 SAMPLE = 1 << 14  # entries of each tensor that are looked at
 _OPERANDS = (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2"), ("input", "weight"))
+
+
+class Products(Extra):
+    """Second moments across every product with a weight: E[y²] / E[x²] (He et al. 2015, sec. 2.2), in one forward."""
+
+    name: ClassVar[ExtraName] = "products"
+
+    def measure(self, subject: Subject) -> tuple[ProductsMeasure | None, tuple[Skipped, ...]]:
+        """Every weight of the Anatomy but lookups, at its first use."""
+        handlers = {site: handler for site, handler in product_handlers(subject.model, subject.anatomy)}
+        if not handlers:
+            return None, (Skipped(what=self.name, why="the model has no product with a weight"),)
+        watched = watch(subject.model, subject.inputs, {site.site: handler for site, handler in handlers.items()})
+        found = tuple(product for site, handler in handlers.items() if (product := handler.product(site)) is not None)
+        seen = {product.parameter for product in found}
+        skipped = tuple(_skip(site, watched) for site in handlers if site.parameter not in seen)
+        if not found:
+            return None, skipped
+        logs = [math.log(product.gain) for product in found if product.gain > 0]
+        overall = math.exp(math.fsum(logs) / len(logs)) if len(logs) == len(found) else 0.0
+        return ProductsMeasure(products=found, overall=overall), skipped
+
+
+def _skip(site: WeightSite, watched: Watched) -> Skipped:
+    why = watched.reason(site.site) or "what went in was 0, or a value was not finite"
+    return Skipped(what=f"product with {site.parameter}", why=why)
 
 
 class ProductHandler(Handler):
@@ -27,20 +56,26 @@ class ProductHandler(Handler):
         self._features = 1 if site.kind == "conv" else -1
         self._weight = weight.data_ptr()
         self._ratio: Tensor | None = None
+        self._basis: Basis | None = None
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Take both mean squares; they stay on the device of the model."""
         names = next(names for names in _OPERANDS if names[0] in arguments and names[1] in arguments)
         first, second = (arguments[name] for name in names)
         signal = second if first.untyped_storage().data_ptr() == self._weight else first
-        self._ratio = self._mean_square(output) / self._mean_square(signal)
+        some = self._some(output)
+        self._ratio = _mean_square(some) / _mean_square(self._some(signal))
+        dtype = str(output.dtype).removeprefix("torch.")
+        self._basis = Basis(unit="1", dtype=dtype, count=some.numel(), exact=some.numel() == output.numel())
 
-    def gain(self) -> float | None:
-        """The ratio; None where the product was not seen, or nothing but zeros came in."""
+    def product(self, site: WeightSite) -> ProductGain | None:
+        """What was seen; None where the product was not, or nothing but zeros came in."""
         ratio = math.nan if self._ratio is None else float(self._ratio)
-        return ratio if math.isfinite(ratio) else None
+        if self._basis is None or not math.isfinite(ratio):
+            return None
+        return ProductGain(parameter=site.parameter, roles=site.roles, gain=ratio, basis=self._basis)
 
-    def _mean_square(self, x: Tensor) -> Tensor:
+    def _some(self, x: Tensor) -> Tensor:
         some = x.detach()
         features = self._features % some.dim()
         while some.numel() > SAMPLE:
@@ -50,16 +85,19 @@ class ProductHandler(Handler):
             if step < 2:
                 break
             some = some[(slice(None),) * axis + (slice(None, None, step),)]
-        found: Tensor = torch.linalg.vector_norm(some, dtype=torch.promote_types(some.dtype, torch.float32))
-        return found.square() / some.numel()
+        return some
 
 
-def product_handlers(
-    model: nn.Module, anatomy: Anatomy, taken: Mapping[OpSite, Handler]
-) -> Iterator[tuple[WeightSite, ProductHandler]]:
-    """A handler for the first use of every weight but lookups; an operation that is `taken` is left alone."""
-    parameters = dict(model.named_parameters())
+def _mean_square(some: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(some, dtype=torch.promote_types(some.dtype, torch.float32))
+    return found.square() / some.numel()
+
+
+def product_handlers(model: nn.Module, anatomy: Anatomy) -> Iterator[tuple[WeightSite, ProductHandler]]:
+    """A handler for the first use of every weight but lookups; of weights that run together, for the first."""
+    parameters, taken = dict(model.named_parameters()), set()
     for site in anatomy.weights:
         weight = parameters.get(site.parameter)
         if site.kind != "embedding" and site.site not in taken and weight is not None:
+            taken.add(site.site)
             yield site, ProductHandler(site, weight)

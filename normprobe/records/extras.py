@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-ExtraName = Literal["gain", "jacobian", "smoothness", "batchnorm", "depth", "norms", "cost", "precision"]
+ExtraName = Literal["gain", "jacobian", "smoothness", "batchnorm", "depth", "norms", "products", "cost", "precision"]
 EXTRA_NAMES: tuple[ExtraName, ...] = get_args(ExtraName)
 
 
@@ -36,6 +36,7 @@ ABOUT: dict[ExtraName, About] = {
         "1 forward, 1 for each write (at most 64), 1 for each block",
     ),
     "norms": About("input-output curve of every norm, how near it is to tanh, statistics of its gain", "1 forward"),
+    "products": About("what every product with a weight makes of the second moment of its input", "1 forward"),
     "cost": About(
         "operations, reductions and bytes of every norm, their share of a forward and of one token",
         "1 forward that counts, 6 that are timed, 6 of one token",

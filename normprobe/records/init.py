@@ -23,8 +23,6 @@ class WeightMeasure(Record):
         gain: std · √fan_in: how much RMS a product of independent inputs gains.
         recipes: names of all recipes whose standard deviation lies in the interval (`normprobe.measures.recipes`);
             empty where none does, where the distribution is unknown, and for trained models.
-        second_moment_gain: E[y²] / E[x²] of the product in the measured forward, biases included, over sampled
-            entries; None for lookups and where it was not seen.
         basis: of mean and std.
     """
 
@@ -36,7 +34,6 @@ class WeightMeasure(Record):
     interval: tuple[float, float]
     gain: float
     recipes: tuple[str, ...]
-    second_moment_gain: float | None
     basis: Basis
 
 
@@ -50,7 +47,6 @@ class RoleMeasure(Record):
         gain: the same of std · √fan_in.
         recipes: those that fit every weight of the role but one in twenty, the most frequent first; empty where none
             does.
-        second_moment_gain: median; None where none was seen.
     """
 
     role: WeightRole
@@ -59,7 +55,6 @@ class RoleMeasure(Record):
     std: tuple[float, float, float]
     gain: tuple[float, float, float]
     recipes: tuple[str, ...]
-    second_moment_gain: float | None
 
 
 class Initialisation(Record):

@@ -17,6 +17,7 @@ from normprobe.records.init import Initialisation
 from normprobe.records.jacobian import JacobianMeasure
 from normprobe.records.norm_curves import NormsMeasure
 from normprobe.records.precision import PrecisionMeasure
+from normprobe.records.products import ProductsMeasure
 from normprobe.records.smoothness import SmoothnessMeasure
 
 
@@ -244,6 +245,7 @@ class Measurements(Record):
     smoothness: SmoothnessMeasure | None = None
     depth: DepthMeasure | None = None
     norms: NormsMeasure | None = None
+    products: ProductsMeasure | None = None
     cost: CostMeasure | None = None
     precision: PrecisionMeasure | None = None
     output_finite: bool | None = None

@@ -1,4 +1,4 @@
-"""Initialisation: recipes by role, what products gain, and whether a model looks trained."""
+"""Initialisation: recipes by role, and whether a model looks trained."""
 
 from __future__ import annotations
 
@@ -133,41 +133,6 @@ def test_recipes_are_seldom_claimed_by_chance() -> None:
 def test_every_recipe_has_its_source_and_its_own_name() -> None:
     assert len({r.name for r in RECIPES}) == len(RECIPES)
     assert all(r.formula and r.source for r in RECIPES)
-
-
-def test_second_moment_gain_of_kaiming_and_of_one_over_fan_in() -> None:
-    """A ReLU halves the second moment: 2 / fan_in makes up for it, 1 / fan_in does not (He et al. 2015, eq. 10)."""
-
-    class Stack(nn.Module):
-        def __init__(self, variance: float) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(3))
-            for layer in self.layers:
-                nn.init.normal_(layer.weight, std=math.sqrt(variance / 256))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = F.relu(layer(x))
-            return x
-
-    for variance in (1.0, 2.0):
-        init = init_of(Stack(variance), torch.randn(64, 256))
-        for weight in init.weights:
-            assert weight.second_moment_gain == pytest.approx(variance, rel=0.15)
-            assert weight.gain == pytest.approx(math.sqrt(variance), rel=0.02)
-
-
-def test_second_moment_gain_is_that_of_the_tensors() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
-    x = torch.randn(2, 3, 8, 8)
-    with torch.no_grad():
-        y = model[0](x)
-        z = model[2](y.flatten(1))
-    conv, linear = init_of(model, x).weights
-    squares = [float(t.double().square().mean()) for t in (x, y, z)]
-    assert conv.second_moment_gain == pytest.approx(squares[1] / squares[0], rel=1e-5)
-    assert linear.second_moment_gain == pytest.approx(squares[2] / squares[1], rel=1e-5)
-    assert "torch_default" in conv.recipes
 
 
 def test_a_packed_projection_is_judged_by_its_own_fans() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.tables import batchnorm, cost, depth, gain, init, jacobian, norms, precision, smoothness
+from normprobe.report.tables import batchnorm, cost, depth, gain, init, jacobian, norms, precision, products, smoothness
 from normprobe.report.tables.table import Maker, Table
 
 __all__ = ["MAKERS", "Maker", "Table", "tables"]
@@ -18,6 +18,7 @@ MAKERS: tuple[Maker, ...] = (
     batchnorm.make,
     depth.make,
     norms.make,
+    products.make,
     cost.make,
     precision.make,
 )

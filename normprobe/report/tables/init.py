@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from normprobe.records import Measurements, RoleMeasure, WeightMeasure
 from normprobe.report.tables.table import Table
 
-_COLUMNS = ("role", "weights", "distribution", "std", "× √fan_in", "E[y²]/E[x²]", "recipe")
+_COLUMNS = ("role", "weights", "distribution", "std", "× √fan_in", "recipe")
 _NAMED = 2  # recipes that one cell has room for
 
 
@@ -21,7 +21,6 @@ def make(measured: Measurements) -> Iterator[Table]:
 
 
 def _row(role: RoleMeasure, weights: tuple[WeightMeasure, ...]) -> tuple[str, ...]:
-    gain = role.second_moment_gain
     mixed = all(w.recipes for w in weights if role.role in w.roles)
     return (
         role.role,
@@ -29,7 +28,6 @@ def _row(role: RoleMeasure, weights: tuple[WeightMeasure, ...]) -> tuple[str, ..
         ", ".join(role.distributions).replace("_", " "),
         f"{role.std[1]:.3g}",
         f"{role.gain[1]:.3g}",
-        "–" if gain is None else f"{gain:.3g}",
         _names(role.recipes) or ("several" if mixed else "unknown"),
     )
 

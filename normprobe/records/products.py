@@ -1,0 +1,29 @@
+"""What every product with a weight makes of its input's second moment."""
+
+from __future__ import annotations
+
+from normprobe.records.anatomy import WeightRole
+from normprobe.records.base import Record
+from normprobe.records.basis import Basis
+
+
+class ProductGain(Record):
+    """One product or convolution, in the first use of its weight.
+
+    Attributes:
+        parameter, roles: as in `Anatomy.weights`.
+        gain: E[y²] / E[x²], x what goes in and y what comes out, biases and padding included.
+        basis: the entries of y behind it.
+    """
+
+    parameter: str
+    roles: tuple[WeightRole, ...]
+    gain: float
+    basis: Basis
+
+
+class ProductsMeasure(Record):
+    """All products, in the order of `Anatomy.weights`; `overall` is the geometric mean of their gains."""
+
+    products: tuple[ProductGain, ...]
+    overall: float

@@ -1,0 +1,74 @@
+"""Second moments across products: closed forms and the tensors themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import normprobe
+from normprobe.records.products import ProductsMeasure
+from normprobe.report.tables import tables
+
+
+def products_of(model: nn.Module, inputs: Any) -> ProductsMeasure:
+    found = normprobe.probe(model.eval(), inputs, measures="products").measurements.products
+    assert found is not None
+    return found
+
+
+def test_second_moment_gain_of_kaiming_and_of_one_over_fan_in() -> None:
+    """A ReLU halves the second moment: 2 / fan_in makes up for it, 1 / fan_in does not (He et al. 2015, eq. 10)."""
+
+    class Stack(nn.Module):
+        def __init__(self, variance: float) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(3))
+            for layer in self.layers:
+                nn.init.normal_(layer.weight, std=math.sqrt(variance / 256))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = F.relu(layer(x))
+            return x
+
+    for variance in (1.0, 2.0):
+        found = products_of(Stack(variance), torch.randn(64, 256))
+        assert len(found.products) == 3
+        for product in found.products:
+            assert product.gain == pytest.approx(variance, rel=0.15)
+
+
+def test_second_moment_gain_is_that_of_the_tensors() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        y = model[0](x)
+        z = model[2](y.flatten(1))
+    conv, linear = products_of(model, x).products
+    squares = [float(t.double().square().mean()) for t in (x, y, z)]
+    assert conv.gain == pytest.approx(squares[1] / squares[0], rel=1e-5)
+    assert linear.gain == pytest.approx(squares[2] / squares[1], rel=1e-5)
+    assert conv.basis.exact
+    assert conv.basis.count == 2 * 8 * 36
+
+
+def test_a_zero_input_is_said_and_a_model_without_products_too() -> None:
+    report = normprobe.probe(nn.Linear(4, 4, bias=False), torch.zeros(2, 4), measures="products")
+    assert report.measurements.products is None
+    assert [s.why for s in report.skipped if "weight" in s.what] == ["what went in was 0, or a value was not finite"]
+    report = normprobe.probe(nn.ReLU(), torch.randn(2, 4), measures="products")
+    assert "the model has no product with a weight" in [s.why for s in report.skipped]
+
+
+def test_the_table_has_the_farthest_from_1_first() -> None:
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(2)))
+    for layer, gain in zip(model, (1.1, 3.0), strict=True):
+        nn.init.orthogonal_(layer.weight, gain)
+    *_, table = tables(normprobe.probe(model, torch.randn(64, 32), measures="products").data)
+    assert [row[0] for row in table.rows] == ["1.weight", "0.weight"]
+    assert float(table.rows[0][2]) == pytest.approx(9.0, rel=1e-3)
