@@ -231,4 +231,4 @@ def _at(values_N: Tensor, kept: Tensor | None) -> Tensor:
 
 def _median(values: Tensor) -> float:
     """NaN where there is none."""
-    return stats.quantiles(values, (0.5,))[0] if values.numel() else math.nan
+    return stats.medians(values[None])[0] if values.numel() else math.nan
