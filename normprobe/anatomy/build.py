@@ -76,10 +76,9 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         head=head,
         weights=find_weights(flow, streams, head),
     )
-    assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
+    assumed = [Skipped(what="data flow", why=note) for note in (trace.notes)]
     unread = _unread(flow, value) if head is None else []
-    skipped = (*assumed, *found.skipped, *_scripted(model), *unread, *_unknown_rows(sites))
-    return Reading(anatomy, skipped, trace.wrote)
+    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread, *_unknown_rows(sites)), trace.wrote)
 
 
 def _unread(flow: Flow, value: int | None) -> list[Skipped]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ _SURE = 7.0  # nats by which a cut normal must be likelier than a whole one
 _RARE = math.log(1e-5)  # of the largest value of a normal sample
 _WIDE = 3.29  # standard errors on each side: 99.9 %
 _FAR = 6.0  # standard errors that rows may differ by
+_USUAL = 1 << 13  # columns
 _FULL_ROWS, _LONGEST = 8, 1 << 17  # rows that are compared whole, and how long they may be
 
 
@@ -70,9 +72,10 @@ def fit(weight: Tensor, seed: int, *, kernel: bool = False, table: bool = False)
         grid = grid[kept]
     exact = grid.numel() == weight.numel()
     x = grid.float()
-    first, step = float(x.flatten()[0]), float(torch.finfo(weight.dtype).eps)
-    if not bool(torch.isfinite(x).all()) or bool((x == first).all()):
-        return _single(weight, first, x.numel())
+    step = float(torch.finfo(weight.dtype).eps)
+    least, most = (float(end) for end in x.aminmax())  # NaN where any value is
+    if not math.isfinite(least) or not math.isfinite(most) or least == most:
+        return _single(weight, float(x.flatten()[0]), x.numel())
     values = _Values.of(x, step)
     side = _orthogonal(matrix, seed, step)
     if side is not None:
@@ -119,19 +122,24 @@ def _sample(matrix: Tensor, seed: int) -> Tensor:
     rows, columns = matrix.shape
     if matrix.numel() <= SAMPLE:
         return matrix.cpu()
-    generator = torch.Generator().manual_seed(seed)
     side = math.isqrt(SAMPLE)
     wide = min(columns, max(side, SAMPLE // rows))
     high = min(rows, SAMPLE // wide)
-    picked = _pick(rows, high, generator).to(matrix.device)
-    across = _pick(columns, wide, generator).to(matrix.device)
+    picked, across = (p.to(matrix.device) for p in _picks(seed, (rows, high), (columns, wide)))
+    if columns <= _USUAL:  # copying whole rows costs less than picking out entries
+        return matrix.index_select(0, picked).index_select(1, across).cpu()
     return matrix[picked[:, None], across].cpu()
 
 
-def _pick(size: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of `size` numbers, each from a stretch of its own, in order."""
-    edges = torch.arange(count + 1) * size // count
-    return edges[:-1] + (torch.rand(count, generator=generator) * edges.diff()).long()
+@lru_cache(maxsize=64)  # weights of one shape are looked at in the same places
+def _picks(seed: int, *parts: tuple[int, int]) -> tuple[Tensor, ...]:
+    """For each (size, count) that many numbers below the size, each from a stretch of its own, in order."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for size, count in parts:
+        edges = torch.arange(count + 1) * size // count
+        found.append(edges[:-1] + (torch.rand(count, generator=generator) * edges.diff()).long())
+    return tuple(found)
 
 
 def _orthogonal(matrix: Tensor, seed: int, step: float) -> float | None:
@@ -139,7 +147,7 @@ def _orthogonal(matrix: Tensor, seed: int, step: float) -> float | None:
     if min(matrix.shape) < 4 or max(matrix.shape) > _LONGEST:
         return None
     long = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    picked = _pick(len(long), min(_FULL_ROWS, len(long)), torch.Generator().manual_seed(seed))
+    (picked,) = _picks(seed, (len(long), min(_FULL_ROWS, len(long))))
     some = long[picked.to(long.device)].double().cpu()
     products = some @ some.T
     length = float(products.diagonal().mean())

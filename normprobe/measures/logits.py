@@ -137,7 +137,8 @@ def _deviation(below: Tensor, tops: Tensor, seen: Tensor) -> Tensor:
     squares = torch.linalg.vector_norm(below, dim=-1).double().square()
     count = seen.sum((0, 2))
     shift = tops - ((sums + seen * tops).sum((0, 2)) / count)[:, None]
-    return ((squares + 2 * shift * sums + seen * shift.square()).sum((0, 2)) / count).clamp(min=0).sqrt()
+    total: Tensor = (squares + 2 * shift * sums + seen * shift.square()).sum((0, 2))
+    return (total / count).clamp(min=0).sqrt()
 
 
 def _mean(rows_BHR: Tensor, chosen: Tensor) -> Tensor:

@@ -52,15 +52,16 @@ def find(x_BSC: Tensor, peaks_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]
     tokens = (peaks_N > RATIO * median).nonzero().flatten().tolist()
     if len(tokens) > max(MOST, SHARE * x_BSC.numel()):
         return ()
-    rows = torch.stack([row(x_BSC, token) for token in tokens]).float()
-    size = rows.abs().flatten()
+    entries = torch.stack([row(x_BSC, token) for token in tokens]).float().flatten()
+    size = entries.abs()
     count = int((size > RATIO * median).sum())
     if count > max(MOST, SHARE * x_BSC.numel()):
         return ()
+    places = size.topk(min(MOST, count)).indices
     found = []
-    for at in size.topk(min(MOST, count)).indices.tolist():
-        place, channel = divmod(at, rows.shape[-1])
-        found.append(Entry(channel, tokens[place], float(rows[place, channel]), float(size[at]) / median))
+    for at, value in zip(places.tolist(), entries[places].tolist(), strict=True):
+        place, channel = divmod(at, x_BSC.shape[-1])
+        found.append(Entry(channel, tokens[place], value, abs(value) / median))
     return tuple(found)
 
 

@@ -51,7 +51,8 @@ def read_stream(
         for site, handler in handlers.items()
         if (why := _missing(site, handler, watched)) is not None
     ]
-    seen = [(site, handler.written) for site, handler in handlers.items() if handler.written is not None]
+    writes = {site: handler.written() for site, handler in handlers.items()}
+    seen = [(site, written) for site, written in writes.items() if written is not None]
     if not seen:
         return None, tuple(skipped)
     first, axis = seen[0][1], stream.feature_axis
@@ -63,7 +64,7 @@ def read_stream(
         massive=massive.merge(
             [written.massive for _, written in seen], lambda token: position(token, first.shape, axis, lengths)
         ),
-        **_growth([handler.written for handler in handlers.values()]),
+        **_growth(list(writes.values())),
     )
     return measure, tuple(skipped)
 
@@ -94,7 +95,7 @@ def _headroom(largest: float) -> Headroom:
 def _missing(site: OpSite, handler: WriteHandler, watched: Watched) -> str | None:
     """Why the write at `site` was not measured; None where it was."""
     why = watched.reason(site)
-    return "no output was seen" if why is None and handler.written is None else why
+    return "no output was seen" if why is None and handler.written() is None else why
 
 
 def _placed(stream: Stream, site: OpSite, written: Written, lengths: Collection[int]) -> StreamState:

@@ -6,7 +6,7 @@ Dims: B batch, S tokens of a sample, N = B·S tokens, C features.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from normprobe.measures.padding import fitting
 from normprobe.measures.tokens import as_tokens, norms
 
 SAMPLE = 32  # tokens behind the sampled numbers
+_MOST_WAITING = 16  # writes whose small tensors are held
 
 
 class Tokens(NamedTuple):
@@ -66,6 +67,7 @@ class Trunk:
     seed: int = 0
     _last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
     _counted: dict[tuple[int, int], Tokens] = field(default_factory=dict)
+    _waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def states(self, x: Tensor) -> Tensor:
         """`x` as [B, S, C].
@@ -96,3 +98,16 @@ class Trunk:
     def wrote(self, x: Tensor, norms_N: Tensor) -> None:
         """Keep the norms of a state while it lives; the tensor itself is not kept."""
         self._last = weakref.ref(x), x._version, norms_N
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Take what small tensors are left to tell of several writes in one go, which costs a third: between the large
+        operations of a forward every other one finds the caches cold."""
+        self._waiting.append(work)
+        if len(self._waiting) >= _MOST_WAITING:
+            self.finish()
+
+    def finish(self) -> None:
+        """Do what waits."""
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            work()

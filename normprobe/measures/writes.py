@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,31 +58,44 @@ class Sides(NamedTuple):
     angle: float = math.nan
 
 
+_Norms = tuple[Tensor, Tensor, Tensor | None]  # of trunk and write, and their product
+_Operands = tuple[Tensor, Tensor, float, float]  # sampled tokens of trunk and write, and their factors
+
+
 @dataclass(frozen=True)
-class Written:
-    """Numbers of one write, before they are given their place. Unit: the stream's own.
+class _Seen:
+    """What one write shows at once; the large tensors are gone afterwards.
 
     Attributes:
         shape, dtype: of the state.
         tokens: how many tokens count.
-        rms: over the tokens that count, of the token RMS; `argmax` is a flat index over all tokens.
         abs_max: largest |x|, at feature `channel`.
-        stable_rank: of the matrix of the sampled tokens.
         massive: entries that stand out.
-        rounding: what rounding the sum to bfloat16 loses, RMS over the sampled tokens, as a share of the write's RMS.
     """
 
     shape: tuple[int, ...]
     dtype: str
     tokens: int
-    rms: stats.Summary
     abs_max: float
     channel: int
-    stable_rank: float
     massive: tuple[massive.Entry, ...]
+
+
+@dataclass(frozen=True)
+class Written(_Seen):
+    """Numbers of one write, before they are given their place. Unit: the stream's own.
+
+    Attributes:
+        rms: over the tokens that count, of the token RMS; `argmax` is a flat index over all tokens.
+        stable_rank: of the matrix of the sampled tokens.
+        rounding: what rounding the sum to bfloat16 loses, RMS over the sampled tokens, as a share of the write's RMS.
+    """
+
+    rms: stats.Summary
+    stable_rank: float
+    rounding: float
     moments: Moments
     sides: Sides
-    rounding: float
 
 
 class WriteHandler(Handler):
@@ -94,13 +108,13 @@ class WriteHandler(Handler):
     def __init__(self, shared: Trunk, stream: Stream, branch: Branch) -> None:
         self.shared, self.stream = shared, stream
         self.trunk, self.op, self.apart = branch.trunk, branch.add.op, branch.apart
-        self.written: Written | None = None
-        self._sides: tuple[Tensor, Tensor, Tensor | None] | None = None  # norms of trunk and write, their product
-        self._rounding = math.nan
+        self._written: Written | None = None
+        self._sides: _Norms | None = None
+        self._operands: _Operands | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Compare the operands; an add in place will overwrite one of them."""
-        self._sides, self._rounding = None, math.nan
+        self._sides = self._operands = None
         operands = _operands(arguments)
         if len(operands) == 2 and self.apart:
             scales = factors(self.op, arguments)
@@ -117,26 +131,48 @@ class WriteHandler(Handler):
         x_BSC, norms_N = self.shared.states(output), self.shared.norms(output)
         self.shared.wrote(output, norms_N)
         tokens = self.shared.tokens(x_BSC)
-        rms = stats.summary(_at(norms_N, tokens.kept) / math.sqrt(x_BSC.shape[-1]))
         tops = peaks(x_BSC)
         if tokens.kept is not None:
-            rms = rms._replace(argmax=int(tokens.kept[rms.argmax]))
             tops = tops.where(tokens.weights > 0, 0.0)
         top = int(tops.argmax())  # NaN counts as the largest
         sampled = stats.widen(_rows(x_BSC, tokens.sample))
-        self.written = Written(
+        sums = _sums(x_BSC, norms_N, tokens)
+        now = _Seen(
             shape=tuple(output.shape),
             dtype=str(output.dtype).removeprefix("torch."),
             tokens=len(tokens.first) + len(tokens.rest),
-            rms=rms,
             abs_max=float(tops[top]),
             channel=int(row(x_BSC, top).abs().argmax()),
-            stable_rank=stats.stable_rank(sampled),
             massive=massive.find(x_BSC, tops, sampled),
-            moments=_moments(x_BSC, norms_N, tokens),
-            sides=self._against(norms_N, tokens.kept),
-            rounding=self._rounding,
         )
+        self.shared.later(partial(self._finish, now, norms_N, tokens, sampled, sums, self._sides, self._operands))
+
+    def _finish(
+        self,
+        now: _Seen,
+        norms_N: Tensor,
+        tokens: Tokens,
+        sampled_RC: Tensor,
+        sums: Tensor,
+        sides: _Norms | None,
+        operands: _Operands | None,
+    ) -> None:
+        rms = stats.summary(_at(norms_N, tokens.kept) / math.sqrt(sampled_RC.shape[-1]))
+        if tokens.kept is not None:
+            rms = rms._replace(argmax=int(tokens.kept[rms.argmax]))
+        self._written = Written(
+            **vars(now),
+            rms=rms,
+            stable_rank=stats.stable_rank(sampled_RC),
+            moments=_moments(sums, norms_N, tokens),
+            rounding=_rounding(operands),
+            sides=_against(sides, norms_N, tokens.kept, math.sqrt(self.stream.width)),
+        )
+
+    def written(self) -> Written | None:
+        """The numbers; None where the write was not seen."""
+        self.shared.finish()
+        return self._written
 
     def _accumulated(self, arguments: Mapping[str, Any], output: Tensor) -> None:
         """`addmm` and its kin: the first operand is added to a product that is not there by itself."""
@@ -154,30 +190,7 @@ class WriteHandler(Handler):
         sides = self.shared.norms(trunk) * abs(skip), norms(w_BSC) * abs(factor)
         self._sides = (*sides, product)
         sample = self.shared.tokens(t_BSC).sample
-        added = factor * stats.widen(_rows(w_BSC, sample))
-        total = skip * stats.widen(_rows(t_BSC, sample)) + added
-        lost, size = (float(torch.linalg.vector_norm(x)) for x in (total.bfloat16().float() - total, added))
-        self._rounding = lost / size if size else math.nan
-
-    def _against(self, norms_N: Tensor, kept: Tensor | None) -> Sides:
-        if self._sides is None:
-            return Sides()
-        trunk, write = (_at(side, kept).double() for side in self._sides[:2])
-        after, product = _at(norms_N, kept).double(), self._sides[2]
-        if product is None:
-            product = (after.square() - trunk.square() - write.square()) / 2
-        else:
-            product = _at(product, kept).double()
-        some = (trunk != 0) | (write != 0)
-        if not bool(some.all()):
-            trunk, write, after, product = (side[some] for side in (trunk, write, after, product))
-        if not trunk.numel():
-            return Sides(entry=0.0, write=0.0)
-        root = math.sqrt(self.stream.width)
-        cosine = (product / (trunk * write)).clamp(-1, 1)
-        angle = ((trunk.square() + product) / (trunk * after)).clamp(-1, 1).acos()
-        rows = (x.float() for x in (trunk / root, write / root, write / trunk, write / after, cosine, angle))
-        return Sides(*stats.medians(torch.stack(list(rows))))
+        self._operands = _rows(t_BSC, sample), _rows(w_BSC, sample), skip, factor
 
 
 def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
@@ -193,18 +206,22 @@ def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
     return 1.0, -alpha if "sub" in op else alpha
 
 
-def _moments(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Moments:
-    """Mean and standard deviation of all entries, mean cosine between tokens, and the first tokens by themselves."""
-    batch, _, width = x_BSC.shape
+def _sums(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
+    """Over the tokens of each sample that count: Σ x, and Σ x / |x| without the tokens that are 0; [B, 2, C]."""
     unit = tokens.weights / norms_N
-    zeros = bool(norms_N.min() == 0)
-    if zeros:
+    if float(norms_N.min()) == 0:
         unit = unit.where(norms_N > 0, 0.0)
-    plain, directed = weighted_sums(x_BSC, torch.stack((tokens.weights, unit))).double().unbind(1)
+    return weighted_sums(x_BSC, torch.stack((tokens.weights, unit)))
+
+
+def _moments(sums: Tensor, norms_N: Tensor, tokens: Tokens) -> Moments:
+    """Mean and standard deviation of all entries, mean cosine between tokens, and the first tokens by themselves."""
+    batch, _, width = sums.shape
+    plain, directed = sums.double().unbind(1)
     entries = (len(tokens.first) + len(tokens.rest)) * width
     weighed = (norms_N * tokens.weights if tokens.kept is not None else norms_N).double()
     mean, square = float(plain.sum()) / entries, float(weighed.dot(weighed)) / entries
-    directions = ((unit > 0) if zeros else tokens.weights).view(batch, -1).sum(-1).double()
+    directions = (tokens.weights * (norms_N != 0)).view(batch, -1).sum(-1).double()
     pairs = float((directions * (directions - 1)).sum())
     root = math.sqrt(width)
     return Moments(
@@ -214,6 +231,35 @@ def _moments(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Moments:
         first_rms=_median(norms_N[tokens.first]) / root,
         other_rms=_median(norms_N[tokens.rest]) / root,
     )
+
+
+def _rounding(operands: _Operands | None) -> float:
+    """What rounding the sum to bfloat16 loses, as a share of the write."""
+    if operands is None:
+        return math.nan
+    trunk, write, skip, factor = operands
+    added = factor * stats.widen(write)
+    total = skip * stats.widen(trunk) + added
+    lost, size = (float(torch.linalg.vector_norm(x)) for x in (total.bfloat16().float() - total, added))
+    return lost / size if size else math.nan
+
+
+def _against(sides: _Norms | None, norms_N: Tensor, kept: Tensor | None, root: float) -> Sides:
+    if sides is None:
+        return Sides()
+    trunk, write = (_at(side, kept).double() for side in sides[:2])
+    after, product = _at(norms_N, kept).double(), sides[2]
+    squares = after.square() - trunk.square() - write.square()
+    product = squares / 2 if product is None else _at(product, kept).double()
+    some = (trunk != 0) | (write != 0)
+    if not bool(some.all()):
+        trunk, write, after, product = (side[some] for side in (trunk, write, after, product))
+    if not trunk.numel():
+        return Sides(entry=0.0, write=0.0)
+    cosine = (product / (trunk * write)).clamp(-1, 1)
+    angle = ((trunk.square() + product) / (trunk * after)).clamp(-1, 1).acos()
+    rows = (x.float() for x in (trunk / root, write / root, write / trunk, write / after, cosine, angle))
+    return Sides(*stats.medians(torch.stack(list(rows))))
 
 
 def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:
