@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from normprobe.capture.leaves import replaced
 
@@ -29,12 +30,13 @@ class TensorSpec:
     @classmethod
     def of(cls, tensor: Tensor, known: Known | None = None) -> TensorSpec:
         """The spec of `tensor`, on any device, meta included; `known` tells the values that it has, or would have."""
-        held = tensor if known is None else known(tensor)
-        keep = held is not None and not held.is_meta
-        keep = keep and not tensor.is_floating_point() and not tensor.is_complex()
-        keep = keep and tensor.numel() <= SMALL
-        value = held.detach().clone() if held is not None and keep else None
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.device, value)
+        dtype, value = tensor.dtype, None
+        if not dtype.is_floating_point and not dtype.is_complex and tensor.numel() <= SMALL:
+            held = tensor if known is None else known(tensor)
+            if held is not None and not held.is_meta:
+                with _disable_current_modes():
+                    value = held.detach().clone()
+        return cls(tuple(tensor.shape), dtype, tensor.device, value)
 
 
 @dataclass(frozen=True)

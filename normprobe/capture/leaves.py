@@ -17,9 +17,9 @@ _PLAIN = frozenset({
 
 def replaced(tree: Any, new: Callable[[Any], Any], of: type = Tensor) -> Any:
     """`tree` with `new(leaf)` in the place of every leaf of one type, in order; opens what torch's pytree opens."""
-    if isinstance(tree, of):
-        return new(tree)
     kind = type(tree)
+    if kind is of:
+        return new(tree)
     if kind in _PLAIN:
         return tree
     if kind is tuple:
@@ -28,20 +28,19 @@ def replaced(tree: Any, new: Callable[[Any], Any], of: type = Tensor) -> Any:
         return [replaced(part, new, of) for part in tree]
     if kind is dict:
         return {name: replaced(part, new, of) for name, part in tree.items()}
-    return pytree.tree_map_only(of, new, tree)
+    return new(tree) if isinstance(tree, of) else pytree.tree_map_only(of, new, tree)
 
 
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors in `tree`, in order."""
+    if type(tree) is Tensor:
+        return [tree]
     found: list[Tensor] = []
     _collect(tree, found)
     return found
 
 
 def _collect(tree: Any, found: list[Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        found.append(tree)
-        return
     kind = type(tree)
     if kind in _PLAIN:
         return
@@ -51,6 +50,8 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
     elif kind is dict:
         for part in tree.values():
             _collect(part, found)
+    elif isinstance(tree, Tensor):
+        found.append(tree)
     else:
         found += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 

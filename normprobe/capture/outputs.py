@@ -17,6 +17,8 @@ def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
     registered with torch's pytree, in each other to any depth. A bare tensor is "output". A tensor that stands in
     two places is listed twice.
     """
+    if type(output) is Tensor:
+        return [("output", output)]
     return [(place or "output", tensor) for place, tensor in _walk(output, "", ())]
 
 

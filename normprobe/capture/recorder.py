@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch.jit import ScriptModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -19,6 +20,7 @@ from normprobe.capture.composites import COMPOSITES, arguments_of, is_product_of
 from normprobe.capture.guard import compiles, untouched
 from normprobe.capture.invoke import Inputs, invoke, refuse_lazy
 from normprobe.capture.leaves import dotted, replaced, tensors
+from normprobe.capture.operators import Operators
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta
 from normprobe.capture.storage import ValueTable, inner_tensors
@@ -79,6 +81,7 @@ class _Recorder:
             for name, tensor in named:
                 for held in (tensor, *inner_tensors(tensor)):
                     self.sources[id(held)] = (held, kind, name)
+        self.operators = Operators()
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
         self.unseen = Unseen(self.trace, self.read, self._emit)
@@ -86,15 +89,17 @@ class _Recorder:
     # ---- calls
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = self.open(path, type(module).__name__, args, kwargs)
-        with _disable_current_modes():
+        with DisableTorchFunction():
+            call = self.open(path, type(module).__name__, args, kwargs)
             call.spec = CallSpec.of(args, kwargs, self.shadows.known if self.shadows else None)
         try:
             output = forward(*args, **kwargs)
-            self.unseen.fill(call.first_node, [*tensors((args, kwargs)), *module.parameters()], output)
+            with DisableTorchFunction():
+                self.unseen.fill(call.first_node, lambda: [*tensors((args, kwargs)), *module.parameters()], output)
         finally:
             self.stack.pop()
-        return self.close(call, output)
+        with DisableTorchFunction():
+            return self.close(call, output)
 
     def root(self, model: nn.Module) -> Callable[..., Any]:
         """The model as it is run; one in TorchScript does not tell by itself."""
@@ -182,22 +187,32 @@ class _Recorder:
             value = self._emit("normprobe.alias", (value, *later), [tensor])
         return value
 
-    def operation(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """Record one ATen call."""
+    def operation(self, function: Any, args: Any, kwargs: Any, run: Callable[[], Any] | None = None) -> Any:
+        """Record one ATen call; `run` stands for it where its arguments are not those of the model."""
+        given: list[Tensor] = []
         inputs: list[int] = []
 
         def ref(tensor: Tensor) -> Ref:
+            given.append(tensor)
             inputs.append(self.read(tensor))
             return Ref(inputs[-1])
 
         refs = replaced((args, kwargs), ref)
-        changed = written(function, args, kwargs)
+        known = self.operators.of(function)
+        changed = written(function, args, kwargs) if known.writes else []
         if changed:
             self.keeper.before_write(changed)
-        output = run()
-        made = [t for t in tensors(output) if not any(t is w for w in changed)]
+        if run is not None:
+            output = run()
+        elif self.shadows is not None:
+            output = self.shadows.run(function, args, kwargs, given)
+        else:
+            output = function(*args, **kwargs)
+        made = tensors(output)
+        if changed:
+            made = [t for t in made if not any(t is w for w in changed)]
         if made or changed:
-            self._emit(str(function), tuple(inputs), made, refs, function, changed)
+            self._emit(known.name, tuple(inputs), made, refs, function, changed)
         return output
 
     def _emit(
@@ -215,15 +230,13 @@ class _Recorder:
         args, keywords = refs
         node = Node(len(self.trace.nodes), op, inputs, (), call, ordinal, args, keywords, function, name)
         self.trace.nodes.append(node)
-        for tensor in (*made, *changed):
-            value = Value(len(self.trace.values), node.id, len(node.outputs), tuple(tensor.shape), tensor.dtype)
-            self.trace.values.append(value)
-            node.outputs = (*node.outputs, value.id)
-            if any(tensor is w for w in changed):
-                self.table.wrote(tensor, value.id)
-            else:
-                self.table.bind(tensor, value.id)
-        return node.outputs[0]
+        first = len(self.trace.values)
+        for index, tensor in enumerate((*made, *changed)):
+            self.trace.values.append(Value(first + index, node.id, index, tuple(tensor.shape), tensor.dtype))
+            settle = self.table.bind if index < len(made) else self.table.wrote
+            settle(tensor, first + index)
+        node.outputs = tuple(range(first, len(self.trace.values)))
+        return first
 
     def _source(self, tensor: Tensor) -> int:
         known = self.sources.get(id(tensor))
@@ -265,12 +278,9 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in COMPOSITES:
-            return self.recorder.composite(func, args, kwargs)
-        shadows = self.recorder.shadows
-        run = partial(func, *args, **kwargs) if shadows is None else partial(shadows.run, func, args, kwargs)
-        return self.recorder.operation(func, args, kwargs, run)
+        recorder, kwargs = self.recorder, kwargs or {}
+        record = recorder.composite if recorder.operators.of(func).composite else recorder.operation
+        return record(func, args, kwargs)
 
 
 class _Functions(TorchFunctionMode):

@@ -43,6 +43,7 @@ class Shadows:
     def __init__(self, assumed: Assumed) -> None:
         self._assumed = assumed
         self._twins: Any = WeakTensorKeyDictionary()
+        self._ids: set[int] = set()  # of all tensors that ever had a twin: most never have, and are told apart fast
         self._lost: dict[int, Tensor] = {}  # twins by storage, into which something unknown was written
 
     def to_meta(self, tensor: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class Shadows:
         """The values of `tensor`; None where they are not known."""
         if not tensor.is_meta:
             return tensor
-        twin: Tensor | None = self._twins.get(tensor)
+        twin: Tensor | None = self._twins.get(tensor) if id(tensor) in self._ids else None
         return None if twin is None or _storage(twin) in self._lost else twin
 
     def together(self, args: Any, kwargs: Any, changed: Sequence[Tensor] = ()) -> Any:
@@ -68,29 +69,32 @@ class Shadows:
             return args, kwargs
         return replaced((args, kwargs), lambda t: self.to_meta(t) if t.dim() else t)
 
-    def run(self, function: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """Run one ATen call, and the same on the twins; what reads values, or cannot run on meta, on these alone."""
-        args, kwargs = self.together(args, kwargs, written(function, args, kwargs))
-        if function in _READS and any(t.is_meta for t in tensors((args, kwargs))):
+    def run(self, function: Any, args: Sequence[Any], kwargs: Any, given: list[Tensor]) -> Any:
+        """Run one ATen call, and the same on the twins; what reads values, or cannot run on meta, on these alone.
+
+        `given` are the tensors among the arguments.
+        """
+        meta = any([t.is_meta for t in given])
+        if meta and not all([t.is_meta for t in given]):
+            args, kwargs = self.together(args, kwargs, written(function, args, kwargs))
+            given = tensors((args, kwargs))
+        if meta and function in _READS:
             return self._answer(function, args, kwargs)
         try:
             output = function(*args, **kwargs)
         except NotImplementedError:
             return self._answer(function, args, kwargs)
-        if any(t.is_meta for t in tensors((args, kwargs, output))):
-            self._follow(function, args, kwargs, output)
+        if meta or any([t.is_meta for t in tensors(output)]):
+            self._follow(function, args, kwargs, given, output)
         return output
 
     def read(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Answer one of `READERS`, which hand values over to Python."""
         return self._answer(function, args, kwargs)
 
-    def _follow(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _follow(self, function: Any, args: Any, kwargs: Any, given: list[Tensor], output: Any) -> None:
         changed = written(function, args, kwargs)
-        unknown = any(self.known(t) is None for t in tensors((args, kwargs)))
-        large = any(t.numel() > _LARGEST for t in tensors(output))
-        random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
-        if unknown or large or random or not all(t.is_meta for t in changed):
+        if any(self.known(t) is None for t in given) or self._own(function, changed, output):
             self._lose(changed)
             return
         try:
@@ -100,6 +104,12 @@ class Shadows:
             return
         for tensor, twin in zip(tensors(output), tensors(made), strict=True):
             self._bind(tensor, twin)
+
+    def _own(self, function: Any, changed: Sequence[Tensor], output: Any) -> bool:
+        """Whether the twins would not come to the same result: random numbers, or too large, or written elsewhere."""
+        large = any(t.numel() > _LARGEST for t in tensors(output))
+        random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
+        return large or random or not all(t.is_meta for t in changed)
 
     def _answer(self, function: Any, args: Any, kwargs: Any) -> Any:
         """The result on the CPU, with ones for what is not known; integers found so are known from now on."""
@@ -140,6 +150,7 @@ class Shadows:
     def _bind(self, tensor: Tensor, twin: Tensor) -> None:
         if tensor.is_meta and twin is not tensor:
             self._twins[tensor] = twin
+            self._ids.add(id(tensor))
 
     def _lose(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -54,12 +55,13 @@ class ValueTable:
         """Values written after `value` into memory that `tensor` sees, latest last."""
         if not self._writes:
             return []
-        storage = _storage(tensor)
-        entry = self._writes.get(storage.cdata) if storage is not None else None
-        if entry is None:
+        storage = storage_of(tensor)
+        entry = self._writes.get(storage._cdata) if storage is not None else None
+        if entry is None or entry[1][-1].value <= value:
             return []
         start, stop = _interval(tensor)
-        return [w.value for w in entry[1] if w.value > value and w.start < stop and start < w.stop]
+        later = list(takewhile(lambda w: w.value > value, reversed(entry[1])))
+        return [w.value for w in later[::-1] if w.start < stop and start < w.stop]
 
 
 def storage_of(tensor: Tensor) -> UntypedStorage | None:

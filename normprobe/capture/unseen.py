@@ -29,11 +29,12 @@ class Unseen:
     def __init__(self, trace: Trace, read: Callable[[Tensor], int], emit: Callable[..., int]) -> None:
         self._trace, self._read, self._emit = trace, read, emit
 
-    def fill(self, start: int, used: Sequence[Tensor], output: Any) -> None:
-        """Whatever was allocated since node `start` and is returned comes from the tensors `used`."""
+    def fill(self, start: int, used: Callable[[], Sequence[Tensor]], output: Any) -> None:
+        """Whatever was allocated since node `start` and is returned comes from the tensors that `used` names."""
         for _, tensor in named_tensors(output):
-            if self._unwritten(start, self._read(tensor)) and used:
-                self._emit(UNSEEN, tuple(map(self._read, used)), (), changed=[tensor])
+            inputs = used() if self._unwritten(start, self._read(tensor)) else ()
+            if inputs:
+                self._emit(UNSEEN, tuple(map(self._read, inputs)), (), changed=[tensor])
 
     @contextmanager
     def functions(self) -> Iterator[None]:
@@ -43,7 +44,7 @@ class Unseen:
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             start = len(self._trace.nodes)
             output = plain.__func__(function, *args, **kwargs)
-            self.fill(start, tensors((args, kwargs)), output)
+            self.fill(start, lambda: tensors((args, kwargs)), output)
             return output
 
         torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]

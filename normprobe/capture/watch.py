@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.operators import Operators
 from normprobe.capture.wrappers import wrapped_forwards
-from normprobe.capture.writes import Keeper, written, written_arguments
+from normprobe.capture.writes import Keeper, written
 from normprobe.records import OpSite
 
 
@@ -208,36 +209,25 @@ class Watcher:
             self.failed[site] = f"{type(error).__name__}: {error}"
 
 
-class _Known(dict[int, tuple[str, bool]]):
-    """By the id of an operator: its name as the recorder spells it, and whether it writes in place."""
-
-    def of(self, function: Any) -> tuple[str, bool]:
-        """An operator lives as long as torch does; its own hash is made in Python."""
-        found = self.get(id(function))
-        if found is None:
-            found = self[id(function)] = str(function), bool(written_arguments(function))
-        return found
-
-
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watcher = watcher
-        self.known = _Known()
+        self.operators = Operators()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         watcher = self.watcher
-        if func in COMPOSITES:
+        known = self.operators.of(func)
+        if known.composite:
             return watcher.composite(func, COMPOSITES[func], args, kwargs)
         if watcher.unsettled:
             watcher.settle()
-        name, writes = self.known.of(func)
-        if writes:
+        if known.writes:
             watcher.keeper.before_write(written(func, args, kwargs))
-        site = watcher.frame.site(name)
+        site = watcher.frame.site(known.name)
         if site is None:
             return func(*args, **kwargs)
         return watcher.operation(site, _by_name(func, args, kwargs), lambda: func(*args, **kwargs))

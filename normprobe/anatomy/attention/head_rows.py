@@ -36,12 +36,18 @@ class Rows:
     def at(self, query: Rows | None) -> HeadRows:
         """The rows of each head of a query that runs over as many leading places; else of each of the own heads."""
         sets = self.sets
-        own = self.places.flatten(0, -2)
-        if query is not None and own.shape[0] == query.places.flatten(0, -2).shape[0]:
-            first = {int(head): i for i, head in reversed(list(enumerate(query.places.flatten(0, -2)[:, 0])))}
+        own = self._firsts()
+        heads = query._firsts() if query is not None else []
+        if query is not None and len(own) == len(heads):
+            first = {head: i for i, head in reversed(list(enumerate(heads)))}
             if len(first) == len(query.sets):
-                sets = tuple(self.sets[int(own[first[i], 0])] for i in range(len(first)))
+                sets = tuple(self.sets[own[first[i]]] for i in range(len(first)))
         return HeadRows(parameter=self.parameter, axis=self.axis, heads=sets)
+
+    def _firsts(self) -> list[int]:
+        """The set of rows behind the first token of every leading place."""
+        numbers: list[int] = self.places.flatten(0, -2)[:, 0].tolist()
+        return numbers
 
 
 def head_rows(flow: Flow, value: int, side: Side, features: int) -> Rows | str:

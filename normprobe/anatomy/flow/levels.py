@@ -36,11 +36,12 @@ class Levels:
             if begins:
                 level, parameters, buffers = Level.SIGNAL, frozenset(), frozenset()
             signals = [v for v in node.inputs if self.of[v] is Level.SIGNAL]
-            weighted = any(self._parameters[v] for v in node.inputs)
-            raw = level is Level.SIGNAL and not begins and not weighted and all(self._raw[v] for v in signals)
+            learned = begins or (bool(signals) and all([self._learned[v] for v in signals]))
+            raw = level is Level.SIGNAL and not begins and all([self._raw[v] for v in signals])
+            raw = raw and not any([self._parameters[v] for v in node.inputs])
             for value in node.outputs:
                 self._raw[value] = raw
-                self._learned[value] = begins or (bool(signals) and all(self._learned[v] for v in signals))
+                self._learned[value] = learned
                 self.of[value] = level
                 self._parameters[value] = parameters
                 self._buffers[value] = buffers
@@ -76,12 +77,12 @@ class Levels:
         if op == "input":
             floating = self.trace.values[outputs[0]].dtype.is_floating_point
             return (Level.SIGNAL if floating else Level.STRUCTURAL), none, none
-        level = max((self.of[v] for v in inputs), default=Level.STATIC)
-        parameters = none.union(*(self._parameters[v] for v in inputs))
+        level = max([self.of[v] for v in inputs], default=Level.STATIC)
+        parameters = none.union(*[names for v in inputs if (names := self._parameters[v])])
         if level is Level.STRUCTURAL and parameters:
             level = Level.SIGNAL
         if base(op).endswith("_like") or op.startswith("aten.new_"):
             return Level.STATIC, none, none  # reads shapes, not contents
         if level is Level.SIGNAL:
             return level, none, none
-        return level, parameters, none.union(*(self._buffers[v] for v in inputs))
+        return level, parameters, none.union(*[names for v in inputs if (names := self._buffers[v])])

@@ -165,6 +165,14 @@ _SOFTMAXES = frozenset(
     ["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax", "aten._log_softmax"]
 )
 _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
+_SETTLED = {
+    Role.MOVE: _MOVES,
+    Role.MATMUL: _MATMULS,
+    Role.SOFTMAX: _SOFTMAXES,
+    Role.POOL: _POOLS,
+    Role.REDUCE: _REDUCES,
+    Role.NORM: _FUSED_NORMS,
+}
 
 
 @cache
@@ -185,21 +193,10 @@ def slides(node: Node) -> bool:
 
 def classify(node: Node, signals: frozenset[int]) -> Role:
     """The role of `node`, a recorded operation that reads the values `signals` that carry signal (at least one)."""
+    settled = Role.MOVE if getattr(node.function, "is_view", False) else _settled(node.op)
+    if settled is not None:
+        return Role.HEAVY if settled is Role.POOL and slides(node) else settled
     name = base(node.op)
-    if name in _MOVES or getattr(node.function, "is_view", False):
-        return Role.MOVE
-    if name in _MATMULS:
-        return Role.MATMUL
-    if name in _SOFTMAXES:
-        return Role.SOFTMAX
-    if not foreign(name) and any(word in name for word in _ATTENTIONS):
-        return Role.ATTENTION
-    if name in _POOLS:
-        return Role.HEAVY if slides(node) else Role.POOL
-    if name in _REDUCES:
-        return Role.REDUCE
-    if name in _FUSED_NORMS:
-        return Role.NORM
     if node.op == "aten.lerp.Scalar" and len(signals) > 1:
         return Role.ADD
     repeated = sum(value in signals for value in node.inputs) > len(signals)
@@ -216,10 +213,24 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
     return Role.HEAVY
 
 
+@cache
+def _settled(op: str) -> Role | None:
+    """The role that an operation has whatever it reads; None where that decides."""
+    name = base(op)
+    if not foreign(name) and any(word in name for word in _ATTENTIONS):
+        return Role.ATTENTION
+    return next((role for role, names in _SETTLED.items() if name in names), None)
+
+
+def multiplies(node: Node) -> bool:
+    """Whether an operation is a matrix product or a convolution."""
+    return _settled(node.op) is Role.MATMUL
+
+
 def sums_squares(trace: Trace, node: Node) -> bool:
     """Whether a product multiplies each row of a signal by itself: one sum of squares for each."""
-    rows = trace.values[node.outputs[0]].shape[-2:] == (1, 1)
-    return base(node.op) == "aten.bmm" and rows and len({_unmoved(trace, v) for v in node.inputs}) == 1
+    rows = base(node.op) == "aten.bmm" and trace.values[node.outputs[0]].shape[-2:] == (1, 1)
+    return rows and len({_unmoved(trace, v) for v in node.inputs}) == 1
 
 
 def _unmoved(trace: Trace, value: int) -> int:

@@ -58,8 +58,6 @@ class Statics:
             try:
                 made = self._run(node, found)
             except (RuntimeError, TypeError, NotImplementedError):  # an operation that wants another device
-                made = None
-            if made is None:
                 return None
             found.update(zip(node.outputs, made, strict=True))
         if not writing:
@@ -83,17 +81,19 @@ class Statics:
         return [found[i] for i in sorted(found)]
 
     def _runs(self, node: Node) -> bool:
+        if node.op == "buffer":
+            buffer = held_tensor(self._model, node.name)
+            return not buffer.is_meta and buffer.numel() <= _LARGEST
         if node.function is None:
-            known = node.op in ("buffer", "normprobe.alias") or bool(node.args)
+            known = node.op == "normprobe.alias" or bool(node.args)
             return known or all(v in self._trace.held for v in node.outputs)
         seeded = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
         return not seeded and all(self._size(v) <= _LARGEST for v in node.outputs)
 
-    def _run(self, node: Node, found: dict[int, Tensor]) -> list[Tensor] | None:
+    def _run(self, node: Node, found: dict[int, Tensor]) -> list[Tensor]:
         """The tensors that `node` makes and those that it writes, as the recorder numbered them."""
         if node.function is None:
-            source = self._source(node, found)
-            return None if source is None else [source]
+            return [self._source(node, found)]
         wanted: Any = pytree.tree_map_only(Ref, lambda ref: found.get(ref.value), (node.args, node.kwargs))
         if _reads_shapes_only(node):
             wanted = pytree.tree_map_only(Ref, self._blank, (node.args, node.kwargs))
@@ -103,13 +103,12 @@ class Statics:
         made = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
         return [*(t for t in made if not any(t is w for w in changed)), *changed]
 
-    def _source(self, node: Node, found: dict[int, Tensor]) -> Tensor | None:
+    def _source(self, node: Node, found: dict[int, Tensor]) -> Tensor:
         (value,) = node.outputs
         if node.op == "normprobe.alias":  # the same memory, read after it was written through another view
             return found[node.inputs[0]]
         if node.op == "buffer":
-            buffer = held_tensor(self._model, node.name)
-            return None if buffer.is_meta or buffer.numel() > _LARGEST else buffer.detach().clone()
+            return held_tensor(self._model, node.name).detach().clone()
         if value in self._trace.held:
             return self._trace.held[value].clone()
         about = self._trace.values[value]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.anatomy.flow.levels import Level, Levels
-from normprobe.anatomy.flow.ops import ADDS, LIGHT, SAMPLERS, Role, base, classify
+from normprobe.anatomy.flow.ops import ADDS, LIGHT, SAMPLERS, Role, base, classify, multiplies
 from normprobe.anatomy.flow.walk import argument_value
 from normprobe.capture.trace import Node, Trace
 
@@ -71,7 +71,7 @@ def _meetings(trace: Trace, levels: Levels) -> Iterator[tuple[int, ...]]:
 
 def _weighs(trace: Trace, levels: Levels, node: Node) -> bool:
     """Whether a product takes one factor from a softmax over signals, over views and masks."""
-    if _role(node) is not Role.MATMUL:
+    if not multiplies(node):
         return False
     maker = trace.producer(_operands(node)[0])
     while maker.inputs and _role(maker) in LIGHT:
@@ -84,7 +84,7 @@ def _products(trace: Trace, levels: Levels, value: int) -> Iterator[tuple[int, .
     todo, seen = [value], {value}
     while todo:
         node = trace.producer(todo.pop())
-        if _role(node) is Role.MATMUL:
+        if multiplies(node):
             yield _operands(node)
             continue
         fresh = [v for v in node.inputs if levels.signal(v) and v not in seen]
@@ -150,7 +150,7 @@ class _Reading:
 
     def _activations(self, node: Node) -> tuple[int, ...]:
         """Of the inputs those that were computed; of raw ones alone a product's first, a norm's first, else all."""
-        inputs = _operands(node) if _role(node) is Role.MATMUL else node.inputs
+        inputs = _operands(node) if multiplies(node) else node.inputs
         floating = tuple(v for v in inputs if self._trace.values[v].dtype.is_floating_point)
         computed = tuple(v for v in floating if not self.raw(v))
         if computed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,25 +15,30 @@ from normprobe.capture.trace import Ref
 _MAXIMA = frozenset({"aten.max_pool2d_with_indices", "aten.max", "aten.amax"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Link:
-    """A value on a light chain and the constant factor from it to the chain's start (None: not constant)."""
+    """A value on a light chain and the scale steps from it to the chain's start (None: it is no multiple of it)."""
 
     value: int
-    factor: float | None = 1.0
+    scales: tuple[Step, ...] | None = ()
+
+    def factor(self, flow: Flow) -> float | None:
+        """The constant factor from the value to the chain's start; None where it is not constant."""
+        factors = [None] if self.scales is None else [constant_factor(flow, step) for step in self.scales]
+        known = [f for f in factors if f is not None]
+        return math.prod(known, start=1.0) if len(known) == len(factors) else None
 
 
 def light_chain(flow: Flow, value: int) -> Iterator[Link]:
     """`value` and the values it came from through light steps with one signal input, nearest first."""
-    factor: float | None = 1.0
+    scales: tuple[Step, ...] = ()
     while True:
-        yield Link(value, factor)
+        yield Link(value, scales)
         step = flow.made_by(value)
         if step is None or step.role not in LIGHT or len(step.inputs) != 1:
             return
         if step.role is Role.SCALE:
-            constant = constant_factor(flow, step)
-            factor = None if factor is None or constant is None else factor * constant
+            scales = (*scales, step)
         value = step.inputs[0]
 
 

@@ -160,9 +160,9 @@ class Candidates:
         return (call.class_name, repr(call.spec), tuple(rows))
 
     def _role(self, node: Node) -> Role | None:
-        signals = frozenset(v for v in node.inputs if self.levels.signal(v))
-        if node.op in SOURCES or not any(self.levels.signal(v) for v in node.outputs):
+        if node.op in SOURCES or not any([self.levels.signal(v) for v in node.outputs]):
             return None
+        signals = frozenset([v for v in node.inputs if self.levels.signal(v)])
         if not signals:
             return Role.SOURCE
         return Role.POOL if sums_squares(self.trace, node) else classify(node, signals)

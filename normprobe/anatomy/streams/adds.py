@@ -82,8 +82,8 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     part = make_part(flow, source, end, region, gates=way == "gated")
     if not _fits(flow, source, part, way, side):
         return None
-    parts = tuple(split(flow, source, part, trunks.writes))
-    scale = None if link.factor is None else link.factor * operand_factor(step, side)
+    parts, factor = tuple(split(flow, source, part, trunks.writes)), link.factor(flow)
+    scale = None if factor is None else factor * operand_factor(step, side)
     scale = _with_share(flow, scale, operand_factor(step, end), end, source) if way == "light" and not over else scale
     if scale is not None and scale < 0:  # f(x) - x, as in x + r·(f(x) - x), is no state of the trunk
         return None
@@ -109,15 +109,15 @@ def _share(flow: Flow, value: int, source: int) -> float | None:
     """The factor with which `source` is part of a sum; None where it is not constant."""
     for link in light_chain(flow, value):
         if link.value == source:
-            return link.factor
+            return link.factor(flow)
     step = flow.made_by(link.value)
     if step is None or step.role is not Role.ADD or step.id < flow.producer.get(source, -1):
         return 0.0
     shares = [(_share(flow, v, source), operand_factor(step, v)) for v in step.inputs]
     if all(share == 0.0 for share, _ in shares):
         return 0.0
-    total = sum(share * factor for share, factor in shares if share is not None)
-    return None if link.factor is None or any(share is None for share, _ in shares) else link.factor * total
+    total, outer = sum(share * factor for share, factor in shares if share is not None), link.factor(flow)
+    return None if outer is None or any(share is None for share, _ in shares) else outer * total
 
 
 def _cut(

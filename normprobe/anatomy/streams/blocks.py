@@ -95,12 +95,14 @@ def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 def _partition(names: Sequence[str]) -> list[int]:
     """Which positions share a name, whatever the names are."""
-    return [names.index(name) for name in names]
+    first = {name: i for i, name in reversed(list(enumerate(names)))}
+    return [first[name] for name in names]
 
 
 def _holders(names: Collection[str]) -> set[str]:
     """Those of the names that others lie in."""
-    return {name for name in names if any(other.startswith(name + ".") for other in names)}
+    around = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
+    return around.intersection(names)
 
 
 def _regular(names: Sequence[str], branches: Sequence[Located]) -> bool:

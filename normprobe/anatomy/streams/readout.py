@@ -248,8 +248,8 @@ def unread_head(flow: Flow, value: int) -> str | None:
 
 def _input_factor(flow: Flow, product: Step) -> float:
     """The constant factor on what the head reads, back to the first step that is none."""
-    known = [link.factor for link in light_chain(flow, product.inputs[0]) if link.factor is not None]
-    return known[-1]
+    factors = [link.factor(flow) for link in light_chain(flow, product.inputs[0])]
+    return next(f for f in reversed(factors) if f is not None)
 
 
 def _names(model: nn.Module, name: str, module: str) -> tuple[str, str | None]:

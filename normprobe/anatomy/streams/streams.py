@@ -39,7 +39,7 @@ def _entry(
     norm = (maker,) if maker is not None and maker.role is Role.NORM else ()
     if norm and ahead:
         return (*_entry(flow, norm[0].inputs[0], False, norms)[:2], norm)
-    return link.factor, tuple(n for n in norm if not _of_weights(flow, n, norms)), ()
+    return link.factor(flow), tuple(n for n in norm if not _of_weights(flow, n, norms)), ()
 
 
 def _of_weights(flow: Flow, norm: Step, norms: Sequence[NormSite]) -> bool:

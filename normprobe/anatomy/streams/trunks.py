@@ -25,16 +25,16 @@ def states(
         mixes, norms: whether a mixture of parallel copies, a norm on a residual add leads on.
     """
     over: tuple[int, ...] = ()
-    outer: float | None = 1.0
+    outer: tuple[Step, ...] | None = ()
     while True:
         link = Link(value)
-        for link in light_chain(flow, value):
-            factor = None if outer is None or link.factor is None else outer * link.factor
-            yield Link(link.value, factor), over
+        for inner in light_chain(flow, value):
+            link = Link(inner.value, None if outer is None else (*outer, *(inner.scales or ())))
+            yield link, over
         maker = flow.made_by(link.value)
         if maker is None:
             return
-        outer = None if outer is None or link.factor is None else outer * link.factor
+        outer = link.scales
         if maker.id in trunks.writes:
             over, value = (*over, maker.id), trunks.writes[maker.id].trunk_input
             continue
