@@ -1,0 +1,75 @@
+"""How much work recording and reading do: nothing is computed that no answer needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe.anatomy.flow.build import build
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.statics import Statics
+from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.streams.adds import find_writes
+from normprobe.capture.recorder import record
+
+
+def flow_of(model: nn.Module, inputs: Any) -> Flow:
+    """The flow of a recorded forward, every operation a step."""
+    trace = record(model, inputs)
+    return build(trace, Levels(trace), Statics(model, trace), [])
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[None]:
+    """A list that grows by one with every call of a method."""
+    calls: list[None] = []
+    plain = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+class Turned(nn.Module):
+    """A pre-norm block whose branch turns its features by an angle for each token, as a rotary embedding does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("cos", torch.rand(6, 8))
+        self.register_buffer("sin", torch.rand(6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.up(self.norm(x))
+        q = q * self.cos + torch.cat((-q[..., 4:], q[..., :4]), -1) * self.sin
+        return x + self.down(torch.relu(q))
+
+
+def test_factors_of_sums_that_are_no_writes_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = flow_of(nn.Sequential(*[Turned() for _ in range(4)]), torch.randn(1, 6, 8))
+    asked = counted(monkeypatch, Statics, "number")
+    assert len(find_writes(flow).writes) == 4
+    assert not asked
+
+
+def test_contents_that_hang_on_a_buffer_on_meta_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = flow_of(nn.Sequential(Turned(), Turned()).to("meta"), torch.randn(1, 6, 8))
+    ran = counted(monkeypatch, Statics, "_run")
+    factors = [v for step in flow.steps for v in step.statics if flow.levels.buffers(v)]
+    assert [flow.statics.tensor(v) for v in factors] == [None] * 4
+    assert not ran
+
+
+def test_a_modules_parameters_are_listed_only_where_its_result_was_never_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deep = nn.Sequential(*[Turned() for _ in range(4)])
+    listed = counted(monkeypatch, nn.Module, "parameters")
+    before = len(listed)
+    trace = record(deep, torch.randn(1, 6, 8))
+    assert len(listed) - before < len([c for c in trace.calls if not c.composite])
