@@ -21,10 +21,8 @@ from normprobe.capture.shadows import on_meta
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
-from normprobe.measures.extra import Progress, Subject
-from normprobe.measures.extras import check_names, measure_extras
-from normprobe.measures.forward import measure_forward
-from normprobe.measures.gradients import check_rate, measure_gradients
+from normprobe.measures.extra import Progress
+from normprobe.measures.settings import check_names, check_rate
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Skipped, Target
 from normprobe.report.report import Report
 from normprobe.version import versions
@@ -116,15 +114,9 @@ def _measure(
         return Measurements(), ()
     if any(p.device.type == "meta" for p in model.parameters()):
         return Measurements(), (Skipped(what="measurements", why="the model holds no weights (meta device)"),)
-    tell("measure", 0, 0)
-    measured, skipped = measure_forward(model, inputs, reading.anatomy, seed=seed, everywhere=reading.wrote)
-    if level == "backward":
-        tell("gradients", 0, 0)
-        gradients, more = measure_gradients(model, inputs, reading.anatomy, loss, lr, measured.residual)
-        measured, skipped = measured.model_copy(update={"gradients": gradients}), (*skipped, *more)
-    subject = Subject(model, inputs, reading.anatomy, measured, loss, seed, tell)
-    measured, more = measure_extras(measures, subject)
-    return measured, (*skipped, *more)
+    from normprobe.measures.levels import measure_level  # no reading of the structure waits for them to be loaded
+
+    return measure_level(model, inputs, reading.anatomy, level, measures, loss, lr, seed, tell, reading.wrote)
 
 
 def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:

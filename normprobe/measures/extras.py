@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normprobe.errors import SettingError
 from normprobe.measures.batchnorm import BatchNorm
 from normprobe.measures.cost import Cost
 from normprobe.measures.depth import Depth
@@ -28,18 +27,6 @@ EXTRAS: tuple[Extra, ...] = (
     Cost(),
     Precision(),
 )
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse a name that no measure has.
-
-    Raises:
-        SettingError: for the first such name.
-    """
-    known = [extra.name for extra in EXTRAS]
-    for name in names:
-        if name not in known:
-            raise SettingError(f"unknown measure {name!r}", expected=" | ".join(known), found=repr(name))
 
 
 def measure_extras(names: Sequence[str], subject: Subject) -> tuple[Measurements, tuple[Skipped, ...]]:

@@ -16,7 +16,6 @@ from normprobe import stats, theory
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
-from normprobe.errors import SettingError
 from normprobe.measures.loss import LossFunction, loss_of
 from normprobe.measures.origin import first_broken_gradient
 from normprobe.measures.stand_ins import stand_ins
@@ -104,23 +103,6 @@ def _law(stream: Stream, residual: Sequence[StreamMeasure]) -> GradientLaw | Non
         branch_rms=size,
         source="Xiong et al. 2020, sec. 3",
     )
-
-
-def check_rate(lr: object, level: str) -> None:
-    """Refuse a learning rate that is none, or that would have no effect.
-
-    Raises:
-        SettingError: `lr` is no positive number, or no gradients are taken at this level.
-    """
-    if lr is None:
-        return
-    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
-        raise SettingError("the learning rate is no positive number", expected="a float above 0", found=repr(lr))
-    if level != "backward":
-        hint = 'pass level="backward", or leave lr= out'
-        raise SettingError(
-            "a learning rate was given, but no gradients are taken", expected='level="backward"', found=level, hint=hint
-        )
 
 
 class _Edge(Handler):

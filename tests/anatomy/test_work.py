@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import normprobe
+from normprobe.anatomy.attention import ops
 from normprobe.anatomy.flow.build import build
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow
+from normprobe.anatomy.streams import chains
 from normprobe.anatomy.streams.adds import find_writes
 from normprobe.capture.recorder import record
 
@@ -22,8 +25,8 @@ def flow_of(model: nn.Module, inputs: Any) -> Flow:
     return build(trace, Levels(trace), Statics(model, trace), [])
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[None]:
-    """A list that grows by one with every call of a method."""
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """A list that grows by one with every call of a method or function."""
     calls: list[None] = []
     plain = getattr(owner, name)
 
@@ -73,3 +76,30 @@ def test_a_modules_parameters_are_listed_only_where_its_result_was_never_written
     before = len(listed)
     trace = record(deep, torch.randn(1, 6, 8))
     assert len(listed) - before < len([c for c in trace.calls if not c.composite])
+
+
+class Cell(nn.Module):
+    """A gated cell in a loop over the tokens, inside a residual branch; its state is corrected by what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate, self.read, self.out = nn.LayerNorm(8), *(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, state, states = self.norm(x), torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            state = state + torch.sigmoid(self.gate(state)) * torch.tanh(self.read(state) + values[:, t])
+            states.append(state)
+        return x + self.out(torch.stack(states, 1))
+
+
+def test_the_work_for_a_loop_grows_with_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, sought = counted(monkeypatch, chains, "previous"), counted(monkeypatch, ops, "_weighing")
+    grown = []
+    for tokens in (8, 16, 32):
+        before = len(calls)
+        normprobe.probe(Cell(), torch.randn(1, tokens, 8), level="structure")
+        grown.append(len(calls) - before)
+    assert grown[2] <= 4 * tokens
+    assert grown[2] - grown[1] <= 2 * (grown[1] - grown[0]) + 1
+    assert not sought  # no gate is made of a product of two signals

@@ -149,7 +149,7 @@ def _weights(flow: Flow, step: Step) -> AttentionOp | None:
     logits = _logits(flow, step)
     product = logits.product
     operands = None if product is None else _operands(flow, product)
-    weighing = _weighing(flow, step)
+    weighing = None if operands is None else _weighing(flow, step)
     if product is None or operands is None or weighing is None:
         return None
     values, across = weighing

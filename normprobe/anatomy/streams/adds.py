@@ -56,8 +56,9 @@ def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
         write = _match(flow, step, trunk, way, trunks) if full[trunk] and (all(full) or way != "projected") else None
         if write is not None:
             trunks.writes[step.id] = write
+            trunks.ends.setdefault(write.whole.end, []).append(step.id)
             _uncross(flow, write, trunks.writes)
-            _unite(flow, write, trunks.writes)
+            _unite(flow, write, trunks)
             return
 
 
@@ -169,14 +170,14 @@ def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
             return
 
 
-def _unite(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
+def _unite(flow: Flow, write: Write, trunks: Trunks) -> None:
     """What is added to two trunks is one branch, and reads the one from which it parts last."""
-    same = [w for w in writes.values() if w.whole.end == write.whole.end]
+    same = [trunks.writes[i] for i in trunks.ends[write.whole.end]]
     reader = max(same, key=lambda w: flow.producer.get(w.source, -1))
     for other in same:
         if other.source != reader.source:
             shared = replace(other, source=reader.source, whole=reader.whole, parts=reader.parts, over=())
-            writes[other.step.id] = shared
+            trunks.writes[other.step.id] = shared
 
 
 def _common_source(

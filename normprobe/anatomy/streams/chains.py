@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from normprobe.anatomy.flow.ops import WEIGHTY, Role
@@ -22,7 +23,8 @@ def find_chains(flow: Flow, trunks: Trunks) -> tuple[list[list[Write]], list[lis
     chain without any weights. A write whose branch holds consecutive writes is a long skip around a stream (of a
     pyramid, a U-Net, a group of blocks), no part of one.
     """
-    spanning = {i: write for i, write in trunks.writes.items() if _spans(flow, write, trunks)}
+    after = _consecutive(flow, trunks)
+    spanning = {i: write for i, write in trunks.writes.items() if _spans(write, after)}
     around = replace(trunks, writes=spanning)
     trunks = replace(trunks, writes={i: write for i, write in trunks.writes.items() if i not in spanning})
     accepted: list[list[Write]] = []
@@ -45,12 +47,16 @@ def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
     return any(not {b.source, b.trunk_input}.isdisjoint(reached(flow, end, _BETWEEN)) for end, b in ends)
 
 
-def _spans(flow: Flow, write: Write, trunks: Trunks) -> bool:
-    """Whether two consecutive writes with weights lie inside the branch of `write`; linear ones could be one matrix."""
-    held = {i: trunks.writes[i].whole.region for i in write.whole.region & trunks.writes.keys()}
-    inside = {i for i, region in held.items() if _weights(flow, trunks.writes[i]) and bends(flow, region)}
-    before = (previous(flow, trunks.writes[i], trunks) for i in sorted(inside))
-    return any(earlier is not None and earlier.step.id in inside for earlier in before)
+def _consecutive(flow: Flow, trunks: Trunks) -> dict[int, int]:
+    """The writes with weights that follow another one with weights, and that one; linear ones could be one matrix."""
+    bent = [i for i, w in trunks.writes.items() if _weights(flow, w) and bends(flow, w.whole.region)]
+    before = {i: previous(flow, trunks.writes[i], trunks) for i in bent}
+    return {i: w.step.id for i, w in before.items() if w is not None and w.step.id in before}
+
+
+def _spans(write: Write, after: Mapping[int, int]) -> bool:
+    """Whether two consecutive writes lie inside the branch of `write`."""
+    return any(after[i] in write.whole.region for i in write.whole.region.intersection(after))
 
 
 def _weights(flow: Flow, write: Write) -> bool:

@@ -112,7 +112,7 @@ def between(flow: Flow, source: int, visited: Iterable[int]) -> frozenset[int]:
     live, region = {source}, set()
     for index in sorted(set(visited)):
         step = flow.steps[index]
-        if any(v in live for v in step.inputs):
+        if not live.isdisjoint(step.inputs):
             live.update(step.outputs)
             region.add(index)
     return frozenset(region)
