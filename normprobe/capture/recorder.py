@@ -202,15 +202,10 @@ class _Recorder:
         changed = written(function, args, kwargs) if known.writes else []
         if changed:
             self.keeper.before_write(changed)
-        if run is not None:
-            output = run()
-        elif self.shadows is not None:
-            output = self.shadows.run(function, args, kwargs, given)
-        else:
-            output = function(*args, **kwargs)
-        made = tensors(output)
-        if changed:
-            made = [t for t in made if not any(t is w for w in changed)]
+        if run is None and self.shadows is not None:
+            run = partial(self.shadows.run, function, args, kwargs, given)
+        output = run() if run is not None else function(*args, **kwargs)
+        made = [t for t in tensors(output) if not changed or not any(t is w for w in changed)]
         if made or changed:
             self._emit(known.name, tuple(inputs), made, refs, function, changed)
         return output
