@@ -24,6 +24,7 @@ from normprobe.anatomy.streams.adds import find_writes
 from normprobe.anatomy.streams.branches import norm_path, read_branches
 from normprobe.anatomy.streams.chains import find_chains, linked
 from normprobe.anatomy.streams.kinds import branch_kind
+from normprobe.anatomy.streams.placement import norms_between
 from normprobe.anatomy.streams.readout import (
     HeadWay,
     head_value,
@@ -37,6 +38,7 @@ from normprobe.anatomy.streams.writes import Write
 from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
+from normprobe.records.norms import NormRole
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     norms = list(found.sites)
     attention = find_attention(flow)
-    streams, around = _streams(flow, model, norms, attention)
+    streams, others = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
     value = head_value(flow, model)
     head = read_head(flow, value, model) if value is not None else None
     anatomy = Anatomy(
-        norms=with_roles([*norms, *aside], streams, around, sites, flow),
+        norms=with_roles([*norms, *aside], streams, others, sites, flow),
         streams=tuple(s.record for s in streams),
         attention=tuple(_crossed(site.record, op, streams) for site, op in zip(sites, attention, strict=True)),
         reparametrizations=(
@@ -124,8 +126,8 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
 
 def _streams(
     flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]
-) -> tuple[list[ReadStream], list[Step]]:
-    """The streams, and the norms on the sums of long skips around them."""
+) -> tuple[list[ReadStream], list[tuple[NormRole, Step]]]:
+    """The streams, and the roles of norms on the sums of long skips around them and between the layers of a branch."""
     trunks = find_writes(flow)
     chains, skips = find_chains(flow, trunks)
     head = head_value(flow, model)
@@ -134,6 +136,9 @@ def _streams(
     behind = steps_behind(flow, head)
     crossing = [_crossing(flow, chain, attention) for chain in chains]
     around = [s for chain in skips for r in read_branches(flow, chain, attention) if r.post for s in r.norms.on_sum]
+    others: list[tuple[NormRole, Step]] = [("post", step) for step in around]
+    for write in trunks.writes.values():
+        others += [("pre", step) for part in write.parts for step in norms_between(flow, write.source, part)]
     streams = []
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
@@ -142,7 +147,7 @@ def _streams(
         streams.append(read_stream(flow, chain, attention, norms, model, way, trunks, alone))
     streams = _unique_names(streams)
     streams = [_with_own_final(flow, stream, streams) for stream in streams]
-    return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], around
+    return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], others
 
 
 def _with_own_entry(stream: ReadStream, around: Collection[str | None]) -> ReadStream:

@@ -18,7 +18,7 @@ Mark = tuple[NormRole, str | None]
 def with_roles(
     norms: Sequence[NormSite],
     streams: Sequence[ReadStream],
-    around: Iterable[Step],
+    others: Iterable[tuple[NormRole, Step]],
     attention: Iterable[ReadSite],
     flow: Flow,
 ) -> tuple[NormSite, ...]:
@@ -27,12 +27,12 @@ def with_roles(
     Args:
         norms: the sites.
         streams: the streams.
-        around: the norms on the sums of long skips around streams.
+        others: norms that lie elsewhere, with their roles.
         attention: the attention sites.
         flow: the flow.
     """
     roles: dict[str, NormRole] = {}
-    marks = (*_marks(norms, streams, attention, flow), *(("post", norm_path((step,), norms)) for step in around))
+    marks = (*_marks(norms, streams, attention, flow), *((role, norm_path((step,), norms)) for role, step in others))
     for role, path in marks:
         if path is not None:
             roles.setdefault(path, role)

@@ -9,7 +9,7 @@ from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import first_readers, last_makers, light_chain, pools
 from normprobe.anatomy.streams.copies import mixing
-from normprobe.anatomy.streams.parts import Part
+from normprobe.anatomy.streams.parts import Part, bends, region_to
 from normprobe.anatomy.streams.writes import Write
 from normprobe.records.anatomy import Placement
 
@@ -81,6 +81,34 @@ def _behind(flow: Flow, part: Part) -> tuple[Step, ...]:
         earlier = [s for norm in layer for s in last_makers(flow, norm.inputs[0], part.core, _OPEN)]
         layer = tuple(s for s in earlier if s.role is Role.NORM and s not in found)
     return tuple(found)
+
+
+def norms_between(flow: Flow, source: int, part: Part) -> Iterator[Step]:
+    """The norms that stand before the second layer of a branch of several layers in a row (attention, then an MLP).
+
+    All that comes from `source` passes them, from the last weights of one layer to the first of the next, and each
+    layer is a non-linear one between weights, as a branch of its own would be.
+    """
+    for norm in (flow.steps[i] for i in sorted(part.core) if flow.steps[i].role is Role.NORM):
+        written = last_makers(flow, norm.inputs[0], part.core, LIGHT)
+        read = [s for v in norm.outputs for s in first_readers(flow, v, part.core, LIGHT)]
+        if not (written and read and all(_weighted(s) for s in (*written, *read))):
+            continue
+        if flow.producer.get(part.end) in region_to(flow, source, part.end, part.core - {norm.id}):
+            continue
+        first = region_to(flow, source, norm.inputs[0], part.core)
+        if _layer(flow, first) and _layer(flow, part.core - first - {norm.id}):
+            yield norm
+
+
+def _weighted(step: Step) -> bool:
+    return step.role is Role.MATMUL and bool(step.parameters)
+
+
+def _layer(flow: Flow, region: frozenset[int]) -> bool:
+    """Whether weights lie before and behind something that is not linear."""
+    own = [i for i in region if _weighted(flow.steps[i])]
+    return bool(own) and any(min(own) < i < max(own) and bends(flow, frozenset({i})) for i in region)
 
 
 def placement(norms: Norms, post: bool, skip_scale: float | None) -> Placement:
