@@ -23,7 +23,7 @@ from normprobe.capture.leaves import dotted, replaced, tensors
 from normprobe.capture.operators import Operators
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta
-from normprobe.capture.storage import ValueTable, inner_tensors
+from normprobe.capture.storage import ValueTable, put_in_place, sources
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.unseen import Unseen
 from normprobe.capture.wrappers import wrapped_forwards
@@ -76,11 +76,7 @@ class _Recorder:
         self.stack: list[int] = []
         self.runs: defaultdict[str, int] = defaultdict(int)
         self.ordinals: defaultdict[tuple[int, str], int] = defaultdict(int)
-        self.sources: dict[int, tuple[Tensor, str, str]] = {}
-        for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
-            for name, tensor in named:
-                for held in (tensor, *inner_tensors(tensor)):
-                    self.sources[id(held)] = (held, kind, name)
+        self.sources = sources(model)
         self.operators = Operators()
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
@@ -92,6 +88,8 @@ class _Recorder:
         with DisableTorchFunction():
             call = self.open(path, type(module).__name__, args, kwargs)
             call.spec = CallSpec.of(args, kwargs, self.shadows.known if self.shadows else None)
+        for name, tensor in put_in_place(self.sources, path, module):
+            self._emit("parameter", (), [tensor], name=name)
         try:
             output = forward(*args, **kwargs)
             with DisableTorchFunction():

@@ -98,3 +98,26 @@ def _interval(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
     start = int(tensor.storage_offset())
     return start, start + sum((n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+
+
+Sources = dict[int, tuple[Tensor, str, str]]  # by id: the tensor, "buffer" or "parameter", its name
+
+
+def sources(model: nn.Module) -> Sources:
+    """The tensors that a model holds, with those inside of them."""
+    found: Sources = {}
+    for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
+        for name, tensor in named:
+            found.update({id(held): (held, kind, name) for held in (tensor, *inner_tensors(tensor))})
+    return found
+
+
+def put_in_place(known: Sources, path: str, module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters of a module that were put in place after the model's own were named (gathered from their shards): they
+    are named now."""
+    fresh: list[tuple[str, Tensor]] = []
+    for name, tensor in module._parameters.items():
+        if tensor is not None and known.get(id(tensor), (None,))[0] is not tensor:
+            known[id(tensor)] = tensor, "parameter", name if path == "." else f"{path}.{name}"
+            fresh.append((known[id(tensor)][2], tensor))
+    return fresh

@@ -110,7 +110,7 @@ class Stream(Record):
     `topology` tells an unusual residual path: "parallel_streams" (`copies` of the trunk, mixed by small matrices or
     each given its share of what a branch writes: hyper-connections, AltUp), "reversible" (two trunks, each written by
     branches that read the other), "gated" (the skip itself is scaled by a gate: highway), "long_skips" (earlier states
-    of the trunk are added again).
+    of the trunk are added again, or put beside it and drawn into one with it).
     `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
     """
 

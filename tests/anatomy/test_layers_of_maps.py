@@ -73,6 +73,11 @@ def test_the_norm_of_the_layer_before_the_first_skip_is_no_entry_norm() -> None:
     assert {n.path: n.role for n in anatomy.norms}["0.down.1"] == "inner"
 
 
+def test_a_batch_norm_on_linear_embeddings_is_an_entry_norm() -> None:
+    anatomy = anatomy_of(nn.Sequential(layer(3, WIDTH, 3), *(Inverted() for _ in range(DEPTH))), image())
+    assert only_stream(anatomy).entry_norm == "0.1"
+
+
 def test_a_scaled_difference_from_the_mean_of_neighbours_is_a_branch() -> None:
     stream = only_stream(anatomy_of(nn.Sequential(nn.Conv2d(3, WIDTH, 3), *(Pooled() for _ in range(DEPTH))), image()))
     assert [(b.kind, b.branch_scale.kind) for b in stream.branches] == [("conv", "channel"), ("mlp", "channel")] * DEPTH

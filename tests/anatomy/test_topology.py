@@ -281,6 +281,31 @@ def test_earlier_states_added_again(join: Callable[[Tensor, list[Tensor]], Tenso
     check_branches(stream)
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["drawn into one", "normed before"])
+def test_earlier_states_put_beside_and_drawn_into_one(normed: bool) -> None:
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.blocks = nn.Embedding(16, WIDTH), nn.ModuleList(Block() for _ in range(5))
+            self.draw = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(2))
+            self.beside = nn.ModuleList(nn.LayerNorm(2 * WIDTH) if normed else nn.Identity() for _ in range(2))
+            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x, kept = self.embed(ids), []
+            for i, block in enumerate(self.blocks):
+                x = block(x)
+                if i < 2:
+                    kept.append(x)
+                elif kept:
+                    x = self.draw[i - 2](self.beside[i - 2](torch.cat([x, kept.pop()], -1)))
+            return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    stream = only_stream(read(Folded()))
+    assert (stream.topology, stream.depth, stream.placement, stream.final_norm) == ("long_skips", 10, "pre", "norm")
+    assert {b.skip for b in stream.branches} == {"identity"}
+
+
 def test_a_plain_stream_is_ordinary() -> None:
     stream = only_stream(read(Net(Block)))
     assert (stream.topology, stream.copies) == ("ordinary", 1)

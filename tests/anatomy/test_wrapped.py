@@ -223,3 +223,26 @@ def test_inputs_on_meta_and_with_values_give_the_same() -> None:
     model, inputs = MODELS["gpt2"]()
     to_meta(model)
     assert read(model, inputs) == read(model, pytree.tree_map(lambda t: t.to("meta"), inputs))
+
+
+def test_parameters_that_a_hook_gathers_for_the_run_are_the_models_own() -> None:
+    def shard(layer: nn.Module) -> None:
+        """Keeps half of each parameter; the whole one is made right before the layer runs, and taken away behind it."""
+        whole = dict(layer._parameters)
+        halves = {name: nn.Parameter(p.detach()[: len(p) // 2].clone()) for name, p in whole.items()}
+
+        def gather(*_: Any) -> None:
+            layer._parameters.update({name: nn.Parameter(p.detach().clone()) for name, p in whole.items()})
+
+        layer._parameters.update(halves)
+        layer.register_forward_pre_hook(gather)
+        layer.register_forward_hook(lambda *_: layer._parameters.update(halves))
+
+    model = residual()
+    plain = branches(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            shard(layer)
+    assert [(b.readers, b.writers, b.pre_norm) for b in branches(model)] == [
+        (b.readers, b.writers, b.pre_norm) for b in plain
+    ]

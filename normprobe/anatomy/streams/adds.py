@@ -14,7 +14,7 @@ from normprobe.anatomy.flow.ops import WEIGHTY, Role, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, heavy, make_part, region_to, steering
-from normprobe.anatomy.streams.selections import latest
+from normprobe.anatomy.streams.selections import latest, side_by_side
 from normprobe.anatomy.streams.shortcuts import projected, projections
 from normprobe.anatomy.streams.splits import split
 from normprobe.anatomy.streams.trunks import joins, mixture, states
@@ -42,6 +42,10 @@ def find_writes(flow: Flow) -> Trunks:
                 trunks.choices[step.id] = chosen
         elif step.role is Role.ADD and len(step.inputs) == 2:
             _read_sum(flow, step, trunks)
+        elif step.role is Role.MATMUL and len(step.inputs) == 1 and step.parameters:
+            later = side_by_side(flow, step, trunks)
+            if later is not None:
+                trunks.drawn[step.id] = later
     return trunks
 
 

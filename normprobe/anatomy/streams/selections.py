@@ -1,8 +1,14 @@
-"""Choices between states of one trunk: tokens that skip a block, rows that are written back into the stream."""
+"""Several states of one trunk in one step: tokens that skip a block, rows that are written back into the stream, an
+earlier state beside the current one."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import light_chain
 from normprobe.anatomy.streams.moves import carried, chooses
 from normprobe.anatomy.streams.trunks import states
 from normprobe.anatomy.streams.writes import Trunks
@@ -28,3 +34,35 @@ def _ahead(flow: Flow, value: int, other: int, trunks: Trunks) -> int | None:
     None where they share none."""
     passed = {link.value: len(over) for link, over in reversed(list(states(flow, other, trunks)))}
     return next((len(over) - passed[k.value] for k, over in states(flow, value, trunks) if k.value in passed), None)
+
+
+def side_by_side(flow: Flow, product: Step, trunks: Trunks) -> int | None:
+    """Of the states of one trunk that are put side by side and that `product` draws into one of their size (a long
+    skip), the latest; None where it reads something else."""
+    value = product.inputs[0]
+    while (step := flow.made_by(value)) is not None and len(step.inputs) == 1:
+        if step.role is not Role.NORM and step.role not in LIGHT:
+            return None
+        value = step.inputs[0]
+    size = math.prod(flow.shape(product.outputs[0]))
+    if step is None or base(step.node.op) != "aten.cat" or any(math.prod(flow.shape(v)) != size for v in step.inputs):
+        return None
+    for value in step.inputs:
+        passed = set(_before(flow, value, trunks))
+        others = [v for v in step.inputs if v != value]
+        if others and all(any(link.value in passed for link in light_chain(flow, v)) for v in others):
+            return value
+    return None
+
+
+def _before(flow: Flow, value: int | None, trunks: Trunks) -> Iterator[int]:
+    """The states of the trunk behind at least one write before `value`."""
+    written = False
+    while value is not None:
+        last = value
+        for link, over in states(flow, value, trunks):
+            last, written = link.value, written or bool(over)
+            if written:
+                yield last
+        step = flow.made_by(last)
+        value = None if step is None else trunks.drawn.get(step.id)

@@ -43,11 +43,20 @@ def _entry(
 
 
 def _of_weights(flow: Flow, norm: Step, norms: Sequence[NormSite]) -> bool:
-    """Whether a batch norm stands right behind weights: it is a part of that layer and could be folded into it."""
-    *_, link = light_chain(flow, norm.inputs[0])
-    maker = flow.made_by(link.value)
+    """Whether a batch norm stands right behind weights that read an activation: it is a part of that layer, one of
+    several, and no norm on embeddings."""
     kind = norms[norm.group.norm].kind if norm.group is not None else "unknown"
-    return kind == "batchnorm" and maker is not None and maker.role is Role.MATMUL
+    layer = _maker(flow, norm.inputs[0])
+    if kind != "batchnorm" or layer is None or layer.role is not Role.MATMUL:
+        return False
+    before = _maker(flow, layer.inputs[0])
+    return before is not None and before.role in (Role.ACT, Role.GATE)
+
+
+def _maker(flow: Flow, value: int) -> Step | None:
+    """The step that a value comes from by light steps."""
+    *_, link = light_chain(flow, value)
+    return flow.made_by(link.value)
 
 
 @dataclass(frozen=True)

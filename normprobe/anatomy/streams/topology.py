@@ -35,7 +35,7 @@ def _topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> tuple[Topol
         return "parallel_streams", max(numbers, default=min(spread))
     if all(write.way == "gated" for write in chain):
         return "gated", 1
-    again = over_depth or any(step.id in trunks.merges for step in hops)
+    again = over_depth or any(step.id in trunks.merges or step.id in trunks.drawn for step in hops)
     return ("long_skips" if again else "ordinary"), 1
 
 

@@ -104,16 +104,17 @@ def _scaled(flow: Flow, value: int) -> set[int]:
 
 def behind(flow: Flow, write: Write, trunks: Trunks) -> Iterator[Step]:
     """The steps that the trunk comes to `write` by, latest first, up to the write before, which is the last: light
-    steps, norms, activations, sums of states, mixtures of copies and its own projection or gate."""
+    steps, norms, activations, sums of states, weights that draw states into one, mixtures of copies and its own
+    projection or gate."""
     passes = LIGHT | {Role.NORM, Role.ACT}
     value, gates = write.source if write.way == "projected" else write.trunk_input, write.way == "gated"
     while (step := flow.made_by(value)) is not None:
         yield step
         if step.id in trunks.writes:
             return
-        earlier = trunks.merges.get(step.id)
+        earlier = trunks.merges.get(step.id, trunks.drawn.get(step.id))
         earlier = mixed(flow, step) if earlier is None else earlier
-        if earlier is not None and step.id not in trunks.merges:
+        if earlier is not None and step.id not in trunks.merges and step.id not in trunks.drawn:
             earlier = latest_stacked(flow, earlier)
         gates = gates or step.id in trunks.merges
         if earlier is None and gates:
