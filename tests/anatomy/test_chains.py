@@ -248,3 +248,27 @@ def test_values_that_are_kept_for_later_layers_are_no_stream(
 ) -> None:
     stream = only_stream(anatomy_of(ValuesKept(mix, first), torch.randn(2, 5, WIDTH)))
     assert [(b.kind, b.placement, b.parallel) for b in stream.branches] == [("attention", "pre", False)] * 4
+
+
+class BiasShared(nn.Module):
+    """Attention whose layers all add one table, computed from a second input, to their logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(4))
+        self.qkv, self.out = (nn.ModuleList(nn.Linear(WIDTH, n * WIDTH) for _ in range(4)) for n in (3, 1))
+        self.mlps = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), linear(), nn.GELU(), linear()) for _ in range(4))
+        self.table = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        bias = self.table(places)
+        for norm, qkv, out, mlp in zip(self.norms, self.qkv, self.out, self.mlps, strict=True):
+            q, k, v = qkv(norm(x)).chunk(3, -1)
+            x = x + out((q @ k.transpose(1, 2) + bias).softmax(-1) @ v)
+            x = x + mlp(x)
+        return x
+
+
+def test_a_table_that_is_added_to_all_logits_is_no_stream() -> None:
+    anatomy = anatomy_of(BiasShared(), (torch.randn(2, 5, WIDTH), torch.randn(2, 5, WIDTH)))
+    assert [(b.kind, b.placement) for b in only_stream(anatomy).branches] == [("attention", "pre"), ("mlp", "pre")] * 4

@@ -163,6 +163,16 @@ def loop(block: nn.Module, h: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
+def loop_of_columns(block: nn.Module, h: Tensor) -> Tensor:
+    """The tokens are columns, and the weights come first."""
+    columns = torch.bmm(block.up.weight.T.expand(len(h), -1, -1), h.transpose(1, 2))
+    state, found = torch.zeros(()), []
+    for i in range(TOKENS):
+        state = torch.tanh(columns[..., i, None] + state)
+        found.append(state)
+    return torch.cat(found, -1).transpose(1, 2)
+
+
 def summary(_: nn.Module, h: Tensor) -> Tensor:
     q, k, v = h.chunk(3, -1)
     return q @ (k.transpose(-2, -1) @ v)
@@ -174,6 +184,7 @@ def summary(_: nn.Module, h: Tensor) -> Tensor:
         (over_tokens, "recurrent", INNER),
         (in_chunks, "recurrent", INNER),
         (loop, "recurrent", INNER),
+        (loop_of_columns, "recurrent", WIDTH),
         (summary, "linear_attention", 8),
     ],
 )

@@ -84,9 +84,14 @@ def _way(flow: Flow, value: int) -> Way | None:
 
 
 def _features(flow: Flow, start: int) -> int:
-    """The axis of the features that a product or a table makes."""
+    """The axis of the features that a product or a table makes; weights that come first make rows."""
     step = flow.made_by(start)
-    return 1 if step is not None and "convolution" in step.node.op else -1
+    if step is None or step.role is not Role.MATMUL:
+        return -1
+    if "convolution" in step.node.op:
+        return 1
+    values = [v for v in map(argument_value, step.node.args) if v is not None][-2:]
+    return -2 if values[0] in step.statics and len(flow.shape(start)) > 1 else -1
 
 
 def _multiplies(flow: Flow, start: int) -> tuple[int, int] | None:

@@ -131,29 +131,30 @@ def _cut(
     """A branch does not lead through the add of another trunk. What comes by way of one is left out; where nothing else
     reaches the end, the branch reads that other trunk behind its last such add (as in a reversible network). None where
     the other's branch takes in what comes along here beside its own trunk: values kept for it are no trunk."""
-    foreign = [
-        i
-        for i in region
-        if i in writes
-        and enters(flow, writes[i].trunk_input, source, region)
-        and source not in mixture(flow, writes[i].whole.end, Trunks())  # a read shifted from outside is no write
-    ]
-    if not foreign:
-        return source, None, region
-    past = region_to(flow, source, end, region.difference(foreign))
-    if flow.producer.get(end) in past:
+    foreign: list[int] = []
+    past = region
+    while fresh := [i for i in past if i in writes and _elsewhere(flow, source, writes[i], past)]:
+        foreign += fresh
+        past = region_to(flow, source, end, region.difference(foreign))
+    if not foreign or flow.producer.get(end) in past:
         return source, None, past
-    if any(_takes_in(flow, source, writes[i].whole) for i in foreign):
+    if any(_takes_in(flow, source, writes[i].whole, region) for i in foreign):
         return None
     crossed = writes[max(foreign)]
     return crossed.output, crossed.step.id, region_to(flow, crossed.output, end, region)
 
 
-def _takes_in(flow: Flow, value: int, part: Part) -> bool:
-    """Whether `value` meets in a branch what was computed from the branch's own read of its trunk."""
-    region = region_to(flow, value, part.end, part.region)
-    own = part.region - region
-    return any(v != value and flow.producer.get(v, -1) in own for i in region for v in flow.steps[i].inputs)
+def _elsewhere(flow: Flow, source: int, write: Write, region: frozenset[int]) -> bool:
+    """Whether the trunk of a write does not come from `source`; a read shifted from outside is no write."""
+    return enters(flow, write.trunk_input, source, region) and source not in mixture(flow, write.whole.end, Trunks())
+
+
+def _takes_in(flow: Flow, value: int, part: Part, region: frozenset[int]) -> bool:
+    """Whether what comes from `value`, by way of `region` or not, meets in a branch what was computed from the branch's
+    own read of its trunk."""
+    reached = region_to(flow, value, part.end, part.region | region)
+    own = part.region - reached
+    return any(v != value and flow.producer.get(v, -1) in own for i in reached for v in flow.steps[i].inputs)
 
 
 def _uncross(flow: Flow, write: Write, writes: dict[int, Write]) -> None:
