@@ -9,7 +9,7 @@ from typing import Any
 
 from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.attention.written import written_softmax
-from normprobe.anatomy.flow.along import along
+from normprobe.anatomy.flow.along import along, factors
 from normprobe.anatomy.flow.ops import CAPS, LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
@@ -148,9 +148,9 @@ def _weights(flow: Flow, step: Step) -> AttentionOp | None:
     """Attention whose weights `step` makes of q·kᵀ."""
     logits = _logits(flow, step)
     product = logits.product
-    operands = None if product is None else _operands(flow, product)
-    weighing = None if operands is None else _weighing(flow, step)
-    if product is None or operands is None or weighing is None:
+    pair = None if product is None else factors(flow, product)
+    weighing = None if pair is None else _weighing(flow, step)
+    if product is None or pair is None or weighing is None:
         return None
     values, across = weighing
     factor = logits.factor
@@ -161,7 +161,7 @@ def _weights(flow: Flow, step: Step) -> AttentionOp | None:
     queries, keys = flow.shape(step.inputs[0])[-2:]
     return AttentionOp(
         step,
-        *operands,
+        *pair,
         values,
         factor,
         logits.parameters,
@@ -188,7 +188,7 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
             value = step.inputs[0]
             continue
         if step.role is Role.MATMUL:
-            found.product = step if _operands(flow, step) is not None else None
+            found.product = step if factors(flow, step) is not None else None
             return found
         if step.role not in _BETWEEN:
             return found
@@ -228,18 +228,9 @@ def _towards_product(flow: Flow, step: Step) -> int:
         current = flow.made_by(value)
         while current is not None and current.role in _BETWEEN and flow.floating(current.inputs[0]):
             current = flow.made_by(current.inputs[0])
-        if current is not None and current.role is Role.MATMUL and _operands(flow, current) is not None:
+        if current is not None and current.role is Role.MATMUL and factors(flow, current) is not None:
             return value
     return step.inputs[0]
-
-
-def _operands(flow: Flow, product: Step) -> tuple[int, int] | None:
-    """q and k of a product of two signals; k may arrive transposed."""
-    values = [v for v in map(argument_value, product.node.args) if v is not None]
-    values = values[-2:]
-    if len(values) != 2 or any(not flow.levels.signal(v) for v in values):
-        return None
-    return values[0], values[1]
 
 
 def _weighing(flow: Flow, softmax: Step) -> tuple[int, int] | None:
@@ -249,9 +240,9 @@ def _weighing(flow: Flow, softmax: Step) -> tuple[int, int] | None:
     while todo:
         output = todo.pop()
         for step in first_readers(flow, output, None, _PASS_ON):
-            operands = _operands(flow, step) if step.role is Role.MATMUL else None
-            if operands is not None:
-                first, second = operands
+            pair = factors(flow, step) if step.role is Role.MATMUL else None
+            if pair is not None:
+                first, second = pair
                 return (first, -2) if second in reached(flow, output, _PASS_ON) else (second, -1)
             fresh = [v for v in step.outputs if v not in seen] if _mixes_heads(flow, step) else []
             seen.update(fresh)

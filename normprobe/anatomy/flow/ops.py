@@ -160,15 +160,17 @@ _ACTIVATIONS = frozenset(  # pointwise, though torch does not mark them so
 )
 _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_norm"))
 ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
-SCALES = frozenset([REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_", "aten.neg", "aten.neg_"])
-_SOFTMAXES = frozenset(
+JOINS = frozenset({"aten.cat", "aten.stack"})
+PRODUCTS = frozenset({REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_"})
+SCALES = PRODUCTS | {"aten.neg", "aten.neg_"}
+SOFTMAXES = frozenset(
     ["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax", "aten._log_softmax"]
 )
 _ATTENTIONS = "scaled_dot_product", "flash_attention", "efficient_attention"
 _SETTLED = {
     Role.MOVE: _MOVES,
     Role.MATMUL: _MATMULS,
-    Role.SOFTMAX: _SOFTMAXES,
+    Role.SOFTMAX: SOFTMAXES,
     Role.POOL: _POOLS,
     Role.REDUCE: _REDUCES,
     Role.NORM: _FUSED_NORMS,

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from normprobe.anatomy.flow.ops import base
+from normprobe.anatomy.flow.ops import JOINS, base
 from normprobe.capture.trace import Node, Ref, Trace
 
-_JOINS = frozenset({"aten.cat", "aten.stack"})
 _SUMS = frozenset({"aten.sum", "aten.mean"})
 _Range = tuple[int, int]
 
@@ -16,7 +15,7 @@ _Range = tuple[int, int]
 def pieces(trace: Trace) -> dict[int, int]:
     """The outputs of splits, slices and selections that are tensors which were joined or stacked just before, with
     those tensors; only of joined tensors that nothing reads as a whole."""
-    joined = {v for node in trace.nodes if base(node.op) in _JOINS for v in node.outputs}
+    joined = {v for node in trace.nodes if base(node.op) in JOINS for v in node.outputs}
     joined -= {v for _, v in trace.outputs}
     found: dict[int, dict[int, int]] = {v: {} for v in joined}
     for node in trace.nodes:
@@ -41,7 +40,7 @@ def summands(trace: Trace, node: Node) -> tuple[int, ...]:
         moved = _permutation(maker, len(order))
         order, value = [moved[i] for i in order], maker.args[0].value
     axis = order.pop(summed)
-    if base(maker.op) not in _JOINS or _axis(maker, len(order) + 1) != axis or order != sorted(order):
+    if base(maker.op) not in JOINS or _axis(maker, len(order) + 1) != axis or order != sorted(order):
         return ()
     parts = tuple(ref.value for ref in maker.args[0])
     single = base(maker.op) == "aten.stack" or all(trace.values[v].shape[axis : axis + 1] == (1,) for v in parts)
@@ -65,7 +64,7 @@ def _taken(trace: Trace, node: Node) -> dict[int, int]:
         return {}
     maker = trace.producer(joined.value)
     stacked = base(maker.op) == "aten.stack"
-    if base(maker.op) not in _JOINS:
+    if base(maker.op) not in JOINS:
         return {}
     shape = trace.values[joined.value].shape
     tensors = [ref.value for ref in maker.args[0]]

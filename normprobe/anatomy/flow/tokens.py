@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normprobe.anatomy.flow.levels import Level, Levels
-from normprobe.anatomy.flow.ops import ADDS, LIGHT, SAMPLERS, Role, base, classify, multiplies
+from normprobe.anatomy.flow.ops import ADDS, LIGHT, SAMPLERS, SOFTMAXES, Role, base, classify, multiplies
 from normprobe.anatomy.flow.walk import argument_value
 from normprobe.capture.trace import Node, Trace
-
-_SOFTMAXES = frozenset({"aten._softmax", "aten._safe_softmax"})
 
 
 def with_tokens(trace: Trace) -> Levels:
@@ -63,7 +61,7 @@ def _meetings(trace: Trace, levels: Levels) -> Iterator[tuple[int, ...]]:
     for node in trace.nodes:
         if base(node.op) in SAMPLERS or _weighs(trace, levels, node):
             yield _operands(node)
-        if base(node.op) in _SOFTMAXES and levels.signal(node.inputs[0]):
+        if base(node.op) in SOFTMAXES and levels.signal(node.inputs[0]):
             products = list(_products(trace, levels, node.inputs[0]))
             if not any(all(levels.signal(v) for v in operands) for operands in products):
                 yield from products
@@ -76,7 +74,7 @@ def _weighs(trace: Trace, levels: Levels, node: Node) -> bool:
     maker = trace.producer(_operands(node)[0])
     while maker.inputs and _role(maker) in LIGHT:
         maker = trace.producer(maker.inputs[0])
-    return base(maker.op) in _SOFTMAXES and levels.signal(maker.outputs[0])
+    return base(maker.op) in SOFTMAXES and levels.signal(maker.outputs[0])
 
 
 def _products(trace: Trace, levels: Levels, value: int) -> Iterator[tuple[int, ...]]:

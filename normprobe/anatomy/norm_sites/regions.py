@@ -6,12 +6,11 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import Role, base, foreign, slides
+from normprobe.anatomy.flow.ops import PRODUCTS, Role, base, foreign, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 
 _INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE})
-_PRODUCTS = frozenset({"aten.mul", "aten.div", "aten.mul_", "aten.div_"})
 _ROOTS = frozenset({"aten.sqrt", "aten.rsqrt", "aten.pow", "aten.sqrt_", "aten.rsqrt_"})
 _MOST_STEPS, _MOST_CLOSINGS, _MOST_EXTENSIONS, _MOST_FACTORS = 30, 3, 5, 3
 
@@ -38,7 +37,7 @@ def find_regions(flow: Flow) -> Iterator[list[Region]]:
         closings: list[Region] = []
         if (step.role is Role.NORM and step.group is None) or _opaque(flow, step):
             closings = [Region(step.inputs[0], step.outputs[0], frozenset({step.id}), step)]
-        elif step.role is Role.GATE and base(step.node.op) in _PRODUCTS:
+        elif step.role is Role.GATE and base(step.node.op) in PRODUCTS:
             closings = list(_closings(flow, step))[::-1]
         elif step.role is Role.ACT:
             closings = _bounded(flow, step)

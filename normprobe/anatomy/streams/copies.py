@@ -6,13 +6,12 @@ import math
 
 import torch
 
-from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.ops import JOINS, Role, base
 from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, light_chain
 
 MOST_COPIES = 16
-_JOINS = frozenset({"aten.stack", "aten.cat"})
 
 
 def mixed(flow: Flow, step: Step) -> int | None:
@@ -42,7 +41,7 @@ def _keeps_features(flow: Flow, value: int, axis: int) -> bool:
     """Whether the last axis of the tensor that `value` is a view of does not lie on `axis`."""
     moves: list[tuple[Step, int]] = []
     while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
-        if base(step.node.op) in _JOINS:
+        if base(step.node.op) in JOINS:
             break
         moves.append((step, step.outputs.index(value)))
         value = step.inputs[0]

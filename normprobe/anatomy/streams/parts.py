@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import REST, WEIGHTY, Role, base
+from normprobe.anatomy.flow.ops import PRODUCTS, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import light_chain
 
-_PRODUCTS = frozenset({REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_"})
 _BENDING = frozenset({Role.ACT, Role.GATE, Role.SOFTMAX, Role.ATTENTION, Role.HEAVY})
 _BOUNDED = frozenset(f"aten.{n}" for n in ("sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_"))
 
@@ -59,7 +58,7 @@ def control(flow: Flow, step: Step, source: int, region: frozenset[int]) -> int 
 
 def steering(flow: Flow, step: Step) -> int | None:
     """The operand of a product that holds one number for many elements of the other, or alone is made by a sigmoid."""
-    if step.role is not Role.GATE or len(step.inputs) != 2 or base(step.node.op) not in _PRODUCTS:
+    if step.role is not Role.GATE or len(step.inputs) != 2 or base(step.node.op) not in PRODUCTS:
         return None
     small, large = sorted(step.inputs, key=lambda v: math.prod(flow.shape(v)))
     if math.prod(flow.shape(small)) < math.prod(flow.shape(large)):
