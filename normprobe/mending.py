@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
+from normprobe.capture.subject import check_model
 from normprobe.errors import RewriteError, SettingError
 from normprobe.inputs import inputs_from_config
-from normprobe.probing import check_model, probe
+from normprobe.probing import probe
 from normprobe.records import Finding
 from normprobe.report.report import Report
 from normprobe.report.wording import plural

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from normprobe import checks
 from normprobe.anatomy.build import Reading, read
@@ -18,11 +17,12 @@ from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
 from normprobe.capture.shadows import on_meta
+from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
-from normprobe.inputs import inputs_from_config
+from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.extra import Progress
-from normprobe.measures.settings import check_names, check_rate
+from normprobe.measures.settings import Wanted, check_wanted
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Skipped, Target
 from normprobe.report.report import Report
 from normprobe.version import versions
@@ -41,6 +41,7 @@ def probe(
     loss: Loss | None = None,
     lr: float | None = None,
     autocast: str | torch.dtype | None = None,
+    exact: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
@@ -61,6 +62,7 @@ def probe(
         loss: `loss(output, inputs)` gives the scalar whose gradients are taken at level "backward".
         lr: learning rate; level "backward" then says how large a step is beside the weights of every branch.
         autocast: dtype of automatic mixed precision for all passes, as a torch dtype or its name.
+        exact: take every query row of attention, in place of a sample of them.
         seed: seed of everything that is sampled.
         progress: called as `progress(stage, done, total)`.
 
@@ -73,16 +75,16 @@ def probe(
             error is the cause).
     """
     check_model(model)
-    measures = (measures,) if isinstance(measures, str) else measures
-    _check_settings(level, measures, loss, seed)
-    check_rate(lr, level)
-    loss, model = _named(loss) if loss is not None else None, unwrapped(model)
     tell = progress or (lambda stage, done, total: None)
-    values, description = _inputs(model, inputs, tokenizer, seed)
-    values = _on_device(model, values)
+    measures = (measures,) if isinstance(measures, str) else measures
+    wanted = Wanted(level, measures, loss, lr, exact, seed, tell)
+    check_wanted(wanted)
+    model = unwrapped(model)
+    values, description = given_inputs(model, inputs, tokenizer, seed)
+    values = on_device(model, values)
     with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
         reading = _read(model, values, tell)
-        measured, skipped = _measure(model, values, reading, level, measures, loss, lr, seed, tell)
+        measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
     return _judge(ReportData(target=target, level=level), reading, measured, skipped)
 
@@ -100,23 +102,16 @@ def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
 
 
 def _measure(
-    model: nn.Module,
-    inputs: Inputs,
-    reading: Reading,
-    level: Level,
-    measures: Sequence[str],
-    loss: Loss | None,
-    lr: float | None,
-    seed: int,
-    tell: Progress,
+    model: nn.Module, inputs: Inputs, reading: Reading, wanted: Wanted
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
-    if level == "structure":
+    if wanted.level == "structure":
         return Measurements(), ()
     if any(p.device.type == "meta" for p in model.parameters()):
         return Measurements(), (Skipped(what="measurements", why="the model holds no weights (meta device)"),)
     from normprobe.measures.levels import measure_level  # no reading of the structure waits for them to be loaded
 
-    return measure_level(model, inputs, reading.anatomy, level, measures, loss, lr, seed, tell, reading.wrote)
+    told = replace(wanted, loss=None if wanted.loss is None else _named(wanted.loss))
+    return measure_level(model, inputs, reading.anatomy, told, everywhere=reading.wrote)
 
 
 def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:
@@ -124,48 +119,6 @@ def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: 
     findings, unlooked = checks.run(facts)
     everything = tuple(dict.fromkeys((*reading.skipped, *skipped, *unlooked)))
     return Report(facts.model_copy(update={"findings": findings, "skipped": everything}))
-
-
-def check_model(model: object) -> None:
-    """Refuse what cannot be run at all.
-
-    Raises:
-        SettingError: `model` is no module, a class in place of an instance, or a module that was never run and does
-            not know its shapes yet.
-    """
-    if not isinstance(model, nn.Module):
-        is_class = isinstance(model, type)
-        found = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__}: {model!r:.80}"
-        hint = "call the class first: model = Model(…)" if is_class else None
-        raise SettingError("model is no module", expected="a torch.nn.Module instance", found=found, hint=hint)
-    lazy = next((name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)), None)
-    if lazy is not None:
-        raise SettingError(
-            f"{type(model).__name__} is lazy: {lazy} has no shape yet",
-            expected="a model whose parameters have shapes",
-            found="an uninitialised parameter or buffer",
-            hint="run it once first: model(inputs)",
-        )
-
-
-def _check_settings(level: str, measures: Sequence[str], loss: object, seed: object) -> None:
-    levels = get_args(Level)
-    if level not in levels:
-        raise SettingError(f"unknown level {level!r}", expected=" | ".join(levels), found=repr(level))
-    check_names([name for name in measures if name != "all"])
-    if measures and level == "structure":
-        raise SettingError(
-            "measures need a signal", expected='level="forward" or "backward"', found=f"{measures[0]!r} at {level!r}"
-        )
-    if loss is not None and level != "backward" and not measures:
-        hint = 'pass level="backward", or leave loss= out'
-        raise SettingError(
-            "a loss was given, but no gradients are taken", expected='level="backward"', found=repr(level), hint=hint
-        )
-    if loss is not None and not callable(loss):
-        raise SettingError("the loss is no function", expected="loss(output, inputs)", found=f"{type(loss).__name__}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SettingError("the seed is no int", expected="an int", found=f"{type(seed).__name__}: {seed!r:.80}")
 
 
 def _named(loss: Loss) -> Loss:
@@ -182,58 +135,6 @@ def _named(loss: Loss) -> Loss:
             ) from error
 
     return told
-
-
-def _inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tuple[Inputs, str]:
-    if inputs is None:
-        return inputs_from_config(model, batch=1, seed=seed, tokens=None)
-    if not isinstance(inputs, str):
-        _refuse_empty(inputs)
-        return inputs, "given by the caller: " + _shapes(inputs)
-    if tokenizer is None:
-        raise InputError("a text was given without a tokenizer", hint="pass tokenizer=…, or token ids as inputs")
-    try:
-        encoded = dict(tokenizer(inputs, return_tensors="pt"))
-    except Exception as error:
-        raise InputError(
-            f"the tokenizer {type(tokenizer).__name__} raised",
-            expected='tokenizer(text, return_tensors="pt") gives the arguments of the forward',
-            found=f"{type(error).__name__}: {error}",
-            hint="pass token ids as inputs",
-        ) from error
-    return encoded, f"text of {len(inputs)} characters: " + _shapes(encoded)
-
-
-def _refuse_empty(inputs: Any) -> None:
-    """Raise an InputError where no tensor among the inputs has an element: no signal passes the model."""
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    if tensors and not any(map(Tensor.numel, tensors)):
-        raise InputError(
-            "the inputs are empty",
-            expected="tensors with at least one element",
-            found=_shapes(inputs),
-            hint="pass a batch of at least one example",
-        )
-
-
-def _shapes(inputs: Any) -> str:
-    named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
-    rows = []
-    for name, value in named:
-        shapes = [" × ".join(map(str, t.shape)) for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
-        rows.append(f"{name} {', '.join(shapes)}".strip())
-    return "; ".join(row for row in rows if row)
-
-
-def _on_device(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs on the model's device; where its parameters lie on several, accelerate's hooks move them, and for
-    one on meta the recorder, which remembers their values."""
-    devices = {p.device for p in model.parameters()} or {b.device for b in model.buffers()}
-    device = devices.pop() if len(devices) == 1 else None
-    if device is None or device.type == "meta":
-        return inputs
-    moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(device), inputs)
-    return moved
 
 
 def _precision(model: nn.Module, autocast: str | torch.dtype | None) -> AbstractContextManager[Any]:

@@ -65,6 +65,15 @@ def test_a_loss_needs_the_backward_level() -> None:
         normprobe.probe(nn.Linear(4, 4), X, level="backward", loss=3)  # type: ignore[arg-type]
 
 
+def test_every_row_is_taken_where_that_is_asked_for() -> None:
+    model, inputs = decoder("pre")
+    long = inputs[:1, :1].expand(1, 100)
+    rows = [normprobe.probe(model, long, exact=exact).attention[0].rows for exact in (False, True)]
+    assert rows == [64, 100]
+    with pytest.raises(SettingError, match="exact= needs a signal"):
+        normprobe.probe(model, long, level="structure", exact=True)
+
+
 @pytest.mark.parametrize("seed", [1.5, "0", None, True])
 def test_a_seed_is_an_int(seed: Any) -> None:
     with pytest.raises(SettingError, match="the seed is no int"):

@@ -96,6 +96,9 @@ Tokens = Annotated[
     typer.Option(help="Tokens in each row; 512 by default.", rich_help_panel=_RUN, show_default=False),
 ]
 Batch = Annotated[int, typer.Option(help="Rows.", rich_help_panel=_RUN)]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="All query rows of attention, in place of a sample.", rich_help_panel=_RUN)
+]
 Seed = Annotated[int, typer.Option(help="Seed of random weights, inputs and samples.", rich_help_panel=_RUN)]
 LevelOption = Annotated[
     LevelChoice,

@@ -37,6 +37,7 @@ class Request:
     lr: float | None = None
     measures: str | None = None
     deep: bool = False
+    exact: bool = False
     autocast: opt.AutocastChoice | None = None
     format: Format | None = None
     out: Path | None = None

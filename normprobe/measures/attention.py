@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normprobe.capture.watch import Handler
-from normprobe.measures.logits import MASKED, Lengths, LogitStats, lengths, sampled_logit_stats
+from normprobe.measures.logits import MASKED, Lengths, LogitStats, lengths, logit_stats, row_stats
 from normprobe.measures.padding import fitting
 from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits
 
@@ -38,14 +38,14 @@ class _Operands:
 class LogitHandler(Handler):
     """Measures one attention site.
 
-    All query rows are looked at where there are at most `ROWS`, else a seeded sample of that many, the same
-    for every head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest |bias| more
-    where the mask adds one; where only the logits are seen (a softmax) it is the largest |logit| over all
+    All query rows are looked at where there are at most `ROWS` or `exact` asks for them, else a seeded sample of that
+    many, the same for every head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest |bias|
+    more where the mask adds one; where only the logits are seen (a softmax) it is the largest |logit| over all
     rows, which is exact.
     """
 
-    def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = ()) -> None:
-        self.site, self.seed, self.padding = site, seed, padding
+    def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = (), exact: bool = False) -> None:
+        self.site, self.seed, self.padding, self.exact = site, seed, padding, exact
         self.length = 0
         self.measure: AttentionMeasure | None = None
 
@@ -107,6 +107,8 @@ class LogitHandler(Handler):
 
     def _rows(self, x: Tensor) -> Tensor:
         self.length = count = x.shape[2]
+        if self.exact:
+            return torch.arange(count, device=x.device)
         generator = torch.Generator().manual_seed(self.seed)
         rows = torch.randperm(count, generator=generator)[:ROWS].sort().values
         return rows.to(x.device)
@@ -130,15 +132,26 @@ class LogitHandler(Handler):
 
 
 def _statistics(operands: _Operands) -> Iterator[LogitStats]:
-    """Statistics of consecutive groups of heads, so many that their logits stay small."""
+    """Statistics of consecutive groups of heads, so many heads and rows in one go that their logits stay small."""
     q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
     key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    step = max(1, _PIECE // max(1, q.shape[0] * group * q.shape[2] * k.shape[2]))
+    a_row = q.shape[0] * group * k.shape[2]
+    height = max(1, min(q.shape[2], _PIECE // max(1, a_row)))
+    step = max(1, _PIECE // max(1, a_row * height))
     for start in range(0, key_heads, step):
         stop = min(key_heads, start + step)
         heads = slice(start * group, stop * group)
-        part = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
-        yield sampled_logit_stats(q[:, heads], k[:, start:stop], operands.scale, mask=part, softcap=operands.softcap)
+        parts = []
+        for row in range(0, q.shape[2], height):
+            rows = slice(row, row + height)
+            part = None if mask is None else _part(mask, heads, rows)
+            parts.append(row_stats(q[:, heads, rows], k[:, start:stop], operands.scale, part, operands.softcap))
+        yield logit_stats(parts)
+
+
+def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
+    part = mask if mask.shape[1] == 1 else mask[:, heads]
+    return part if part.shape[2] == 1 else part[:, :, rows]
 
 
 def _four_axes(x: Tensor, heads: int) -> Tensor:

@@ -20,7 +20,7 @@ from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, S
 
 
 def measure_forward(
-    model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0, *, everywhere: bool = True
+    model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0, *, exact: bool = False, everywhere: bool = True
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
     """Measure every residual stream, attention site and weight of `anatomy` in one forward of `model`.
 
@@ -33,6 +33,7 @@ def measure_forward(
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         anatomy: what to measure.
         seed: of the samples of query rows and weights.
+        exact: take every query row.
         everywhere: as in `watch`: False where the recorded forward wrote into no parameter.
 
     Returns:
@@ -42,7 +43,7 @@ def measure_forward(
         return Measurements(), (Skipped(what="the signal", why="tensors on the meta device hold no numbers"),)
     padding = padding_masks(inputs)
     writes = {stream.name: write_handlers(stream, padding, seed) for stream in anatomy.streams}
-    logits = [(site.site, LogitHandler(site, seed, padding)) for site in anatomy.attention]
+    logits = [(site.site, LogitHandler(site, seed, padding, exact)) for site in anatomy.attention]
     handlers: dict[OpSite, Handler] = dict(logits)
     for per_stream in writes.values():
         handlers.update(per_stream)

@@ -6,6 +6,7 @@ Dims: B batch, H query heads, K key heads, Q query rows, R sampled query rows, T
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,10 +31,31 @@ class LogitStats(NamedTuple):
     first_token: tuple[float, ...]
 
 
-def sampled_logit_stats(
-    q: Tensor, k: Tensor, scale: float | Tensor, *, mask: Tensor | None = None, softcap: float | None = None
-) -> LogitStats:
-    """Statistics of the logits (scale, softcap, mask) and probabilities of R sampled rows, in R·T memory a head.
+class RowStats(NamedTuple):
+    """What some rows show, each [B, H, R]; with y = logit - largest of its row.
+
+    Attributes:
+        top, uncapped: the largest logit, with and without softcap; `_NEVER` or less where all are masked.
+        total, first: Σ e^y and e^y of the first key.
+        entropy: of the probabilities, in nats.
+        seen: how many keys are not masked.
+        sums, squares: Σ y and Σ y² over these.
+    """
+
+    top: Tensor
+    uncapped: Tensor
+    total: Tensor
+    first: Tensor
+    entropy: Tensor
+    seen: Tensor
+    sums: Tensor
+    squares: Tensor
+
+
+def row_stats(
+    q: Tensor, k: Tensor, scale: float | Tensor, mask: Tensor | None = None, softcap: float | None = None
+) -> RowStats:
+    """Look at the logits (scale, softcap, mask) and probabilities of R rows, in R·T memory a head.
 
     Args:
         q: [B, H, R, D], any real dtype.
@@ -43,10 +65,6 @@ def sampled_logit_stats(
             entries at or below `MASKED` count as masked).
         softcap: c of c·tanh(logit / c), or None.
 
-    Returns:
-        One number a head, over all samples and rows. Rows without a key are left out; rows with one key are
-        left out of entropy and saturation. NaN where nothing is left, and wherever a head has a NaN.
-
     Raises:
         ValueError: if the shapes do not fit.
     """
@@ -55,14 +73,33 @@ def sampled_logit_stats(
         hidden, bias = _hidden(mask, logits.dtype)
     uncapped = None
     if softcap is not None:
-        uncapped = _largest(_tops(logits if bias is None else logits + bias, hidden))
+        uncapped = _tops(logits if bias is None else logits + bias, hidden)
         logits = logits.div_(softcap).tanh_().mul_(softcap)
     if bias is not None:
         logits.add_(bias)
     tops = _tops(logits, hidden)
-    top = _largest(tops)
-    rows = top, top if uncapped is None else uncapped, *_statistics(logits, tops, hidden)
-    return LogitStats(*(tuple(row.tolist()) for row in rows))
+    return _rows(logits, tops, tops if uncapped is None else uncapped, hidden)
+
+
+def logit_stats(parts: Sequence[RowStats]) -> LogitStats:
+    """Statistics over all samples and rows of all parts.
+
+    Returns:
+        One number a head. Rows without a key are left out; rows with one key are left out of entropy and saturation.
+        NaN where nothing is left, and wherever a head has a NaN, masked or not.
+    """
+    rows = parts[0] if len(parts) == 1 else RowStats(*(torch.cat(each, -1) for each in zip(*parts, strict=True)))
+    some, several = rows.seen > 0, rows.seen > 1
+    saturated = (rows.total < 1 / SATURATED).where(~rows.total.isnan(), math.nan)
+    found = (
+        _largest(rows.top),
+        _largest(rows.uncapped),
+        _deviation(rows).to(rows.top.dtype),
+        _mean(rows.entropy / rows.seen.clamp(min=2).log(), several),
+        _mean(saturated, several),
+        _mean(rows.first / rows.total, some),
+    )
+    return LogitStats(*(tuple(each.tolist()) for each in found))
 
 
 def _products(q: Tensor, k: Tensor, scale: float | Tensor) -> Tensor:
@@ -100,17 +137,8 @@ def _tops(logits: Tensor, hidden: Tensor | None) -> Tensor:
     return tops
 
 
-def _largest(tops: Tensor) -> Tensor:
-    """The largest of each head; NaN where all are masked."""
-    top = tops.amax((0, 2, 3))
-    return top.masked_fill(top <= _NEVER / 2, math.nan)
-
-
-def _statistics(logits: Tensor, tops: Tensor, hidden: Tensor | None) -> tuple[Tensor, ...]:
-    """Standard deviation, entropy, saturation and mass on the first key, a head; uses up `logits`, hidden already.
-
-    With y = logit - largest of its row: Z = Σ e^y, entropy ln Z - Σ y e^y / Z, and the largest probability is 1 / Z.
-    """
+def _rows(logits: Tensor, tops: Tensor, uncapped: Tensor, hidden: Tensor | None) -> RowStats:
+    """Uses up `logits`, of which the masked ones are hidden already."""
     keys = logits.shape[-1]
     below = logits.sub_(tops)
     weights = (below * _LOG2_E).exp2_()  # in a fifth of the time of exp
@@ -121,20 +149,20 @@ def _statistics(logits: Tensor, tops: Tensor, hidden: Tensor | None) -> tuple[Te
         open_ = (hidden == 0).to(logits.dtype)
         seen = open_.expand(*hidden.shape[:-1], keys).sum(-1)
         below.mul_(open_)
-    seen = seen.expand(logits.shape[:-1])
-    some, several = seen > 0, seen > 1
-    return (
-        _deviation(below, tops[..., 0].double(), seen.double()).to(logits.dtype),
-        _mean(entropy / seen.clamp(min=2).log(), several),
-        _mean((total < 1 / SATURATED).where(~total.isnan(), math.nan), several),
-        _mean(first / total, some),
-    )
+    squares = torch.linalg.vector_norm(below, dim=-1).square()
+    seen = seen.expand(total.shape)
+    return RowStats(tops[..., 0], uncapped[..., 0], total, first, entropy, seen, below.sum(-1), squares)
 
 
-def _deviation(below: Tensor, tops: Tensor, seen: Tensor) -> Tensor:
-    """Standard deviation of all logits `below + tops` of a head, of which `seen` a row count; [H], float64."""
-    sums = below.sum(-1).double()
-    squares = torch.linalg.vector_norm(below, dim=-1).double().square()
+def _largest(tops: Tensor) -> Tensor:
+    """The largest of each head; NaN where all are masked."""
+    top = tops.amax((0, 2))
+    return top.masked_fill(top <= _NEVER / 2, math.nan)
+
+
+def _deviation(rows: RowStats) -> Tensor:
+    """Standard deviation of all logits of a head, `seen` in a row, whose sums and squares are below `top`; [H]."""
+    tops, sums, squares, seen = (each.double() for each in (rows.top, rows.sums, rows.squares, rows.seen))
     count = seen.sum((0, 2))
     shift = tops - ((sums + seen * tops).sum((0, 2)) / count)[:, None]
     total: Tensor = (squares + 2 * shift * sums + seen * shift.square()).sum((0, 2))

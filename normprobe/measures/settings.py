@@ -1,31 +1,73 @@
-"""What measures are asked for, checked before anything runs."""
+"""What of a model is wanted: refused before anything runs where it makes no sense."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
 
 from normprobe.errors import SettingError
+from normprobe.measures.extra import Progress
+from normprobe.measures.loss import LossFunction
+from normprobe.records import Level
 from normprobe.records.extras import EXTRA_NAMES
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Refuse a name that no measure has.
+@dataclass(frozen=True)
+class Wanted:
+    """The settings of `probe` that say what is measured; named as there."""
+
+    level: Level
+    measures: Sequence[str]
+    loss: LossFunction | None
+    lr: float | None
+    exact: bool
+    seed: int
+    tell: Progress
+
+
+def check_wanted(wanted: Wanted) -> None:
+    """Refuse settings that are unknown or without use.
 
     Raises:
-        SettingError: for the first such name.
+        SettingError: for the first such setting.
     """
-    for name in names:
-        if name not in EXTRA_NAMES:
+    level, levels = wanted.level, get_args(Level)
+    if level not in levels:
+        raise SettingError(f"unknown level {level!r}", expected=" | ".join(levels), found=repr(level))
+    for name in wanted.measures:
+        if name not in (*EXTRA_NAMES, "all"):
             raise SettingError(f"unknown measure {name!r}", expected=" | ".join(EXTRA_NAMES), found=repr(name))
+    if level == "structure":
+        _check_no_signal(wanted)
+    _check_loss(wanted)
+    _check_rate(wanted.lr, level)
+    if isinstance(wanted.seed, bool) or not isinstance(wanted.seed, int):
+        found = f"{type(wanted.seed).__name__}: {wanted.seed!r:.80}"
+        raise SettingError("the seed is no int", expected="an int", found=found)
 
 
-def check_rate(lr: object, level: str) -> None:
-    """Refuse a learning rate that is none, or that would have no effect.
+def _check_no_signal(wanted: Wanted) -> None:
+    needed = 'level="forward" or "backward"'
+    if wanted.measures:
+        raise SettingError("measures need a signal", expected=needed, found=f"{wanted.measures[0]!r} at 'structure'")
+    if wanted.exact:
+        raise SettingError("exact= needs a signal", expected=needed, found="'structure'")
 
-    Raises:
-        SettingError: `lr` is no positive number, or no gradients are taken at this level.
-    """
+
+def _check_loss(wanted: Wanted) -> None:
+    loss, level = wanted.loss, wanted.level
+    if loss is not None and level != "backward" and not wanted.measures:
+        hint = 'pass level="backward", or leave loss= out'
+        raise SettingError(
+            "a loss was given, but no gradients are taken", expected='level="backward"', found=repr(level), hint=hint
+        )
+    if loss is not None and not callable(loss):
+        raise SettingError("the loss is no function", expected="loss(output, inputs)", found=f"{type(loss).__name__}")
+
+
+def _check_rate(lr: object, level: str) -> None:
     if lr is None:
         return
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < math.inf:

@@ -114,7 +114,7 @@ def test_the_loader_knows_the_target_and_the_notes_of_both_are_kept(stage: Stage
 def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
     words = (
         "audit org/net --revision v2 --config-only --device cuda:1 --dtype bfloat16 --allow-pickle "
-        "--trust-remote-code --text-file t.txt --tokens 99 --batch 3 --seed 7 --backward --autocast float16 "
+        "--trust-remote-code --text-file t.txt --tokens 99 --batch 3 --seed 7 --backward --exact --autocast float16 "
         "--quiet"
     )
     assert run(*words.split()).exit_code == 0
@@ -136,6 +136,7 @@ def test_every_option_arrives(stage: Stage, run: Run, tmp_path: Path) -> None:
         7,
     )
     assert (stage.calls["level"], stage.calls["autocast"], stage.calls["seed"]) == ("backward", "float16", 7)
+    assert stage.calls["exact"]
     assert (stage.calls["model"], stage.calls["inputs"], stage.calls["tokenizer"]) == (
         "model",
         ("ids",),
@@ -178,7 +179,7 @@ def test_nothing_is_asked_for_by_default(stage: Stage, run: Run) -> None:
     from normprobe.targets import TargetOptions
 
     assert stage.calls["options"] == TargetOptions()
-    assert (stage.calls["level"], stage.calls["autocast"]) == ("forward", None)
+    assert (stage.calls["level"], stage.calls["autocast"], stage.calls["exact"]) == ("forward", None, False)
     assert stage.calls["progress"] is None  # standard error is no terminal here
 
 

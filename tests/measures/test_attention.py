@@ -214,11 +214,31 @@ def test_heads_are_taken_in_groups_that_bound_the_memory(monkeypatch: pytest.Mon
     q, k = qk(key_heads=2, rows=40, keys=40)
     bias = torch.randn(4, 40, 40)
     whole = measured(site(4), query=q, key=k, attn_mask=bias)
-    monkeypatch.setattr("normprobe.measures.attention._PIECE", 1)
+    monkeypatch.setattr("normprobe.measures.attention._PIECE", 2 * 2 * 40 * 40)
     with Largest() as mode:
         parts = measured(site(4), query=q, key=k, attn_mask=bias)
     assert parts == whole
     assert mode.elements == 2 * 2 * 40 * 40, "logits of the two query heads of one key head, for two samples"
+    monkeypatch.setattr("normprobe.measures.attention._PIECE", 2 * 2 * 7 * 40)  # seven rows of these in one go
+    rows = measured(site(4), query=q, key=k, attn_mask=bias)
+    for found, expected in zip(rows.heads, whole.heads, strict=True):
+        assert found.model_dump() == pytest.approx(expected.model_dump(), rel=1e-5)
+
+
+def test_exact_takes_every_row() -> None:
+    q, k = qk(rows=200, keys=200)
+    sampled, every = (LogitHandler(site(4), seed=0, exact=exact) for exact in (False, True))
+    for handler in (sampled, every):
+        handler.before({"query": q, "key": k, "is_causal": False})
+    assert sampled.measure is not None
+    assert every.measure is not None
+    assert not sampled.measure.basis.exact
+    assert every.measure.basis.exact
+    assert every.measure.rows == 2 * 200
+    logits = (q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * q.shape[-1] ** -0.5
+    assert [h.sampled_max for h in every.measure.heads] == pytest.approx(logits.amax((0, 2, 3)).tolist(), rel=1e-5)
+    below = zip(sampled.measure.heads, every.measure.heads, strict=True)
+    assert all(some.sampled_max <= all_.sampled_max <= all_.bound for some, all_ in below)
 
 
 @pytest.mark.parametrize(

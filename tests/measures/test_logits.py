@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normprobe.measures.logits import lengths, sampled_logit_stats
+from normprobe.measures.logits import LogitStats, lengths, logit_stats, row_stats
 
 NAN, INF = math.nan, math.inf
+
+
+def sampled_logit_stats(
+    q: Tensor, k: Tensor, scale: float | Tensor, mask: Tensor | None = None, softcap: float | None = None
+) -> LogitStats:
+    return logit_stats([row_stats(q, k, scale, mask, softcap)])
 
 
 def reference(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> list[list[float]]:
