@@ -201,7 +201,7 @@ class _Recorder:
         if changed:
             self.keeper.before_write(changed)
         if run is None and self.shadows is not None:
-            run = partial(self.shadows.run, function, args, kwargs, given)
+            run = partial(self.shadows.run, function, args, kwargs, given, changed)
         output = run() if run is not None else function(*args, **kwargs)
         made = [t for t in tensors(output) if not changed or not any(t is w for w in changed)]
         if made or changed:

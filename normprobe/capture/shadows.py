@@ -69,14 +69,17 @@ class Shadows:
             return args, kwargs
         return replaced((args, kwargs), lambda t: self.to_meta(t) if t.dim() else t)
 
-    def run(self, function: Any, args: Sequence[Any], kwargs: Any, given: list[Tensor]) -> Any:
+    def run(
+        self, function: Any, args: Sequence[Any], kwargs: Any, given: Sequence[Tensor], changed: Sequence[Tensor]
+    ) -> Any:
         """Run one ATen call, and the same on the twins; what reads values, or cannot run on meta, on these alone.
 
-        `given` are the tensors among the arguments.
+        Of the tensors among the arguments, which are `given`, it writes into those that are `changed`.
         """
-        meta = any([t.is_meta for t in given])
-        if meta and not all([t.is_meta for t in given]):
-            args, kwargs = self.together(args, kwargs, written(function, args, kwargs))
+        places = [t.is_meta for t in given]
+        meta = True in places
+        if meta and False in places:
+            args, kwargs = self.together(args, kwargs, changed)
             given = tensors((args, kwargs))
         if meta and function in _READS:
             return self._answer(function, args, kwargs)
@@ -85,15 +88,16 @@ class Shadows:
         except NotImplementedError:
             return self._answer(function, args, kwargs)
         if meta or any([t.is_meta for t in tensors(output)]):
-            self._follow(function, args, kwargs, given, output)
+            self._follow(function, args, kwargs, given, changed, output)
         return output
 
     def read(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Answer one of `READERS`, which hand values over to Python."""
         return self._answer(function, args, kwargs)
 
-    def _follow(self, function: Any, args: Any, kwargs: Any, given: list[Tensor], output: Any) -> None:
-        changed = written(function, args, kwargs)
+    def _follow(
+        self, function: Any, args: Any, kwargs: Any, given: Sequence[Tensor], changed: Sequence[Tensor], output: Any
+    ) -> None:
         if any(self.known(t) is None for t in given) or self._own(function, changed, output):
             self._lose(changed)
             return

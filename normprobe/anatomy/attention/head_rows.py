@@ -87,11 +87,12 @@ def _read(
 def _sets(vectors: Tensor) -> tuple[Tensor, tuple[Ranges, ...]]:
     """Numbers of the distinct vectors, at most some hundred tokens of each place, and what those are as ranges."""
     some = vectors[..., :_TOKENS, :]
-    distinct, places = torch.unique(some.flatten(0, -2), dim=0, return_inverse=True)
+    told = some[..., :1, :] if bool((some == some[..., :1, :]).all()) else some  # mostly all tokens are alike
+    distinct, places = torch.unique(told.flatten(0, -2), dim=0, return_inverse=True)
     first = torch.full((len(distinct),), len(places)).scatter_reduce(0, places, torch.arange(len(places)), "amin")
     order = first.argsort()
     found = tuple(_ranges(sorted({*distinct[i].tolist()} - {ABSENT})) for i in order)
-    return order.argsort()[places].view(some.shape[:-1]), found
+    return order.argsort()[places].view(told.shape[:-1]).expand(some.shape[:-1]), found
 
 
 def _features(flow: Flow, size: Shape, views: Views, width: int) -> tuple[int, Tensor] | None:

@@ -121,15 +121,17 @@ def _crossed(flow: Flow, pair: tuple[int, int], products: int) -> Numbers | None
     if first is None or second is None or min(first[0].dim(), second[0].dim()) < 2:
         return None
     rows, columns = (n[..., :1] for n in first), (n[..., :1, :] for n in second)
-    features, places = (r * (int(c.max()) + 1) + c for r, c in zip(rows, columns, strict=True))
+    features, places = (r.long() * (int(c.max()) + 1) + c for r, c in zip(rows, columns, strict=True))
     return features, places
 
 
 def _fresh(shape: tuple[int, ...], axis: int) -> Numbers:
     """Features counted on one axis from 1 on, places on all others; a move may put in zeros."""
-    counted = torch.arange(1, math.prod(shape) // shape[axis] + 1)
+    counted = torch.arange(1, math.prod(shape) // shape[axis] + 1, dtype=torch.int32)
     places = counted.view(*(n for i, n in enumerate(shape) if i != axis % len(shape))).unsqueeze(axis)
-    features = torch.arange(1, shape[axis] + 1).view(-1, *(1 for _ in shape[axis % len(shape) + 1 :]))
+    features = torch.arange(1, shape[axis] + 1, dtype=torch.int32).view(
+        -1, *(1 for _ in shape[axis % len(shape) + 1 :])
+    )
     return features.expand(shape).contiguous(), places.expand(shape).contiguous()
 
 
