@@ -187,7 +187,7 @@ def _follows(flow: Flow, later: ReadStream, earlier: ReadStream) -> bool:
 def _crossing(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) -> frozenset[int]:
     """The steps of a chain's cross-attention branches."""
     parts = [(write, part) for write in chain for part in write.parts]
-    crossing = [p.region for w, p in parts if branch_kind(flow, p, attention, w) == "cross_attention"]
+    crossing = [p.region for w, p in parts if branch_kind(flow, p, attention, w, chain) == "cross_attention"]
     return frozenset[int]().union(*crossing)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normprobe
@@ -203,6 +204,44 @@ def test_parallel_streams(block: Callable[[], nn.Module], axis: int) -> None:
     others = {n.path for n in anatomy.norms if n.role not in ("pre", "final")}
     assert all(path.endswith(".normed") for path in others)
     assert {n.role for n in anatomy.norms if n.path in others} <= {"inner"}
+
+
+def test_copies_that_weights_draw_into_one_at_the_end_are_no_writes() -> None:
+    class Unembedded(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda: Corrected(), lambda x: torch.stack([x] * COPIES), lambda x: self.mean(x))
+            self.draw = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COPIES - 1))
+
+        def mean(self, x: Tensor) -> Tensor:
+            size = x[0].square().mean(-1, keepdim=True).sqrt()
+            drawn = [draw(x[i + 1]) for i, draw in enumerate(self.draw)]
+            return torch.stack([x[0], *(d * size / d.square().mean(-1, keepdim=True).sqrt() for d in drawn)]).mean(0)
+
+    stream = only_stream(read(Unembedded()))
+    assert (stream.topology, stream.copies) == ("parallel_streams", COPIES)
+    check_branches(stream)
+
+
+def test_layers_that_share_keys_attend_to_their_own_sequence() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Embedding(16, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16)
+            self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(DEPTH))
+            self.q, self.o = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)) for _ in range(2))
+            self.k, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x, kept = self.embed(ids), None
+            for norm, q, o in zip(self.norms, self.q, self.o, strict=True):
+                y = norm(x)
+                kept = kept or (self.k(y)[:, None], self.v(y)[:, None])
+                x = x + o(F.scaled_dot_product_attention(q(y)[:, None], *kept)[:, 0])
+            return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    anatomy = read(Shared())
+    assert [b.kind for b in only_stream(anatomy).branches] == ["attention"] * DEPTH
+    assert not any(site.cross for site in anatomy.attention)
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["joined after each block", "two tensors"])

@@ -13,6 +13,8 @@ from dataclasses import replace
 from normprobe.anatomy.flow.ops import WEIGHTY, Role, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
+from normprobe.anatomy.streams.copies import apart
+from normprobe.anatomy.streams.moves import chooses
 from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, heavy, make_part, region_to, steering
 from normprobe.anatomy.streams.selections import latest, side_by_side
 from normprobe.anatomy.streams.shortcuts import projected, projections
@@ -87,6 +89,8 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     part = make_part(flow, source, end, region, gates=way == "gated")
     if not _fits(flow, source, part, way, side):
         return None
+    if way in ("light", "mixed") and apart(flow, source, side, part.core) and not _put_back(flow, step):
+        return None
     parts, factor = tuple(split(flow, source, part, trunks.writes)), link.factor(flow)
     scale = None if factor is None else factor * operand_factor(step, side)
     scale = _with_share(flow, scale, operand_factor(step, end), end, source) if way == "light" and not over else scale
@@ -102,6 +106,11 @@ def _fits(flow: Flow, source: int, part: Part, way: Way, side: int) -> bool:
     if way == "gated":
         return _coupled(flow, side, part.end)
     return way != "projected" or (not projections(flow, side) & part.region and _deep(flow, part.region))
+
+
+def _put_back(flow: Flow, step: Step) -> bool:
+    """Whether a sum is put back into the tensor from which its trunk was picked."""
+    return any(len(reader.inputs) > 1 and chooses(reader) for reader in flow.readers(step.outputs[0]))
 
 
 def _with_share(flow: Flow, scale: float | None, sign: float, end: int, source: int) -> float | None:

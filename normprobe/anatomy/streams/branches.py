@@ -37,7 +37,7 @@ class Reading:
 
 def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionOp]) -> list[Reading]:
     """The branches of a chain of writes, in order of execution."""
-    cut = [_parts(flow, write, attention) for write in chain]
+    cut = [_parts(flow, write, attention, chain) for write in chain]
     norms = [
         [branch_norms(flow, write, part, following) for part, _ in parts]
         for write, parts, following in zip(chain, cut, [*chain[1:], None], strict=True)
@@ -51,15 +51,17 @@ def read_branches(flow: Flow, chain: Sequence[Write], attention: list[AttentionO
     return readings
 
 
-def _parts(flow: Flow, write: Write, attention: list[AttentionOp]) -> list[tuple[Part, BranchKind]]:
+def _parts(
+    flow: Flow, write: Write, attention: list[AttentionOp], chain: Sequence[Write]
+) -> list[tuple[Part, BranchKind]]:
     """Branches of different kinds that merge before the add are parallel; of one kind they are one branch (routed and
     shared experts, a dense MLP beside its experts). Merged parts of which one is linear are one branch as well: they
     could be one matrix (the convolutions of several widths that training keeps apart)."""
-    kinds = [branch_kind(flow, part, attention, write) for part in write.parts]
+    kinds = [branch_kind(flow, part, attention, write, chain) for part in write.parts]
     families = [family(k) if family(k) == "channels" else k for k in kinds]
     if len(set(families)) == len(families) and (len(kinds) == 1 or all(bends(flow, p.region) for p in write.parts)):
         return list(zip(write.parts, kinds, strict=True))
-    return [(write.whole, branch_kind(flow, write.whole, attention, write))]
+    return [(write.whole, branch_kind(flow, write.whole, attention, write, chain))]
 
 
 def _posts(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from normprobe.anatomy.flow.ops import JOINS, Role, base
+from normprobe.anatomy.flow.along import along
+from normprobe.anatomy.flow.ops import JOINS, LIGHT, Role, base
 from normprobe.anatomy.flow.replay import replay
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, light_chain
@@ -60,6 +62,49 @@ def mixing(flow: Flow, region: frozenset[int]) -> frozenset[int]:
 
 def _gathers(flow: Flow, step: Step, value: int) -> bool:
     return math.prod(flow.shape(step.outputs[0])) < math.prod(flow.shape(value))
+
+
+def apart(flow: Flow, source: int, side: int, core: frozenset[int]) -> bool:
+    """Whether a branch reads only such of the few parallel copies held in `source` as the trunk, which comes as `side`,
+    does not pass on: what it adds is another copy, and no write."""
+    shape = flow.shape(source)
+    entries = [(s, i) for s in map(flow.steps.__getitem__, core) if source in s.inputs for i in range(len(s.outputs))]
+    if not entries or any(step.role is not Role.MOVE for step, _ in entries):
+        return False
+    trunk = list(_moves(flow, source, side))
+    for axis in (i for i, size in enumerate(shape[:-1]) if trunk and 1 < size <= MOST_COPIES):
+        told = along(flow, source, axis)
+        if told is not None and (told.places or told.features):
+            continue
+        index = torch.arange(shape[axis]).view(-1, *[1] * (len(shape) - axis - 1)).expand(shape)
+        passed = _picked(flow, index, trunk)
+        read = [_picked(flow, index, [entry]) for entry in entries]
+        if passed is not None and None not in read and passed.isdisjoint(set[int]().union(*(r or set() for r in read))):
+            return True
+    return False
+
+
+def _moves(flow: Flow, source: int, value: int) -> Iterator[tuple[Step, int]]:
+    """The moves from `source` to `value` and which of their outputs each goes on from; other light steps apart."""
+    found = []
+    while value != source:
+        step = flow.made_by(value)
+        if step is None or step.role not in LIGHT or len(step.inputs) != 1:
+            return
+        if step.role is Role.MOVE:
+            found.append((step, step.outputs.index(value)))
+        value = step.inputs[0]
+    yield from reversed(found)
+
+
+def _picked(flow: Flow, index: torch.Tensor, moves: Iterable[tuple[Step, int]]) -> set[int] | None:
+    """The numbers of `index` that moves leave; None where they cannot be followed."""
+    for step, place in moves:
+        moved = replay(flow, step.node, index, place)
+        if moved is None:
+            return None
+        index = moved
+    return set(index.flatten()[:: max(1, index.shape[-1])].tolist()) if index.numel() else set()
 
 
 def latest_stacked(flow: Flow, value: int) -> int:

@@ -38,11 +38,13 @@ def family(kind: BranchKind) -> str:
     return "channels" if kind in CHANNEL_MIXERS else "tokens"
 
 
-def branch_kind(flow: Flow, part: Part, attention: list[AttentionOp], write: Write) -> BranchKind:
-    """The kind of a branch of `write`."""
+def branch_kind(
+    flow: Flow, part: Part, attention: list[AttentionOp], write: Write, chain: Sequence[Write] = ()
+) -> BranchKind:
+    """The kind of a branch of `write`, one of the writes of `chain`."""
     inside = [op for op in attention if op.step.id in part.region]
     if inside:
-        own = any(_own_key(flow, op, part, write.source) for op in inside)
+        own = any(_own_key(flow, op, part, write.source) or _shared_key(flow, op, chain) for op in inside)
         return "attention" if own else "cross_attention"
     steps = [flow.steps[i] for i in sorted(part.region)]
     names = {base(s.node.op) for s in steps}
@@ -100,6 +102,12 @@ def _own_key(flow: Flow, op: AttentionOp, part: Part, source: int) -> bool:
     states = {value for step in walked for value in step.inputs}
     oldest = min(flow.producer.get(value, -1) for value in states)
     return any(v in states for v, _ in backward(flow, op.key, lambda _, v: flow.producer.get(v, -1) < oldest))
+
+
+def _shared_key(flow: Flow, op: AttentionOp, chain: Sequence[Write]) -> bool:
+    """Whether the keys were computed by another branch of the same trunk (layers that share keys and values)."""
+    made = flow.producer.get(op.key, -1)
+    return any(made in part.region for write in chain for part in write.parts)
 
 
 def _changes(step: Step | None, _: int) -> bool:
