@@ -215,7 +215,7 @@ def section(results: dict[str, dict[str, Any]], repeats: int) -> str:
     limits += f"1000 against 500 blocks at most {MOST_GROWTH:g}"
     limits += f" (found: {growing:.2f})." if growing is not None else "."
     how = (
-        f"On the meta device, bfloat16, {TOKENS} tokens, one thread, medians of {repeats} fresh interpreters with their "
+        f"On the meta device, bfloat16, {TOKENS} tokens, one thread, medians of {repeats} fresh interpreters with "
         "bytecode; the bare forward is the second one, the peak includes all imports. "
         f"torch {torch.__version__}, transformers {transformers.__version__}."
     )
