@@ -18,9 +18,11 @@ from torch import Tensor
 from normprobe.capture.watch import Handler
 from normprobe.measures.logits import MASKED, Lengths, LogitStats, lengths, logit_stats, row_stats
 from normprobe.measures.padding import fitting
-from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits
+from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits, Margins
 
 ROWS = 64  # query rows that are looked at
+_NAMES = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "bound", "q_rms", "k_rms"
+_MARGINS = "std", "entropy", "saturated", "first_token"
 _PIECE = 4 * 2**20  # logits in one go
 
 
@@ -107,16 +109,14 @@ class LogitHandler(Handler):
 
     def _rows(self, x: Tensor) -> Tensor:
         self.length = count = x.shape[2]
-        if self.exact:
+        if self.exact or count <= ROWS:
             return torch.arange(count, device=x.device)
         generator = torch.Generator().manual_seed(self.seed)
-        rows = torch.randperm(count, generator=generator)[:ROWS].sort().values
-        return rows.to(x.device)
+        return torch.randperm(count, generator=generator)[:ROWS].sort().values.to(x.device)
 
     def _finish(self, operands: _Operands, all_rows: Lengths, source: Tensor, rows: Tensor) -> None:
-        columns = [chain.from_iterable(parts) for parts in zip(*_statistics(operands), strict=True)]
-        names = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "bound", "q_rms", "k_rms"
-        heads = (dict(zip(names, row, strict=True)) for row in zip(*columns, *all_rows, strict=True))
+        share = len(rows) / max(1, source.shape[2])
+        columns = [chain.from_iterable(parts) for parts in zip(*_statistics(operands, share), strict=True)]
         looked = source.shape[0] * len(rows)
         self.measure = AttentionMeasure(
             path=self.site.path,
@@ -127,11 +127,18 @@ class LogitHandler(Handler):
                 exact=len(rows) == source.shape[2],
             ),
             rows=looked,
-            heads=tuple(HeadLogits(head=i, **numbers) for i, numbers in enumerate(heads)),
+            heads=tuple(_head(i, *row) for i, row in enumerate(zip(*columns, *all_rows, strict=True))),
         )
 
 
-def _statistics(operands: _Operands) -> Iterator[LogitStats]:
+def _head(index: int, *numbers: float) -> HeadLogits:
+    """The record of one head from a row of `LogitStats` and `Lengths`."""
+    told, margins, lengths = numbers[:6], numbers[6:10], numbers[10:]
+    named = dict(zip(_NAMES, (*told, *lengths), strict=True))
+    return HeadLogits(head=index, margins=Margins(**dict(zip(_MARGINS, margins, strict=True))), **named)
+
+
+def _statistics(operands: _Operands, share: float) -> Iterator[LogitStats]:
     """Statistics of consecutive groups of heads, so many heads and rows in one go that their logits stay small."""
     q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
     key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
@@ -146,7 +153,7 @@ def _statistics(operands: _Operands) -> Iterator[LogitStats]:
             rows = slice(row, row + height)
             part = None if mask is None else _part(mask, heads, rows)
             parts.append(row_stats(q[:, heads, rows], k[:, start:stop], operands.scale, part, operands.softcap))
-        yield logit_stats(parts)
+        yield logit_stats(parts, share)
 
 
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:

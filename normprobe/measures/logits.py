@@ -18,10 +18,11 @@ SATURATED = 0.99  # a row whose largest probability is above this
 MASKED = -1e4  # an additive mask this low leaves a probability of exactly 0 in float32
 _NEVER = -1e30  # added to masked logits: float32 drops what they were, a probability of exactly 0, and 0 · _NEVER is 0
 _LOG2_E = 1 / math.log(2)
+_WIDE = 2.576  # standard errors on each side: 99 %
 
 
 class LogitStats(NamedTuple):
-    """Statistics of attention logits, one number a query head; fields as in `records.HeadLogits`."""
+    """Statistics of attention logits, one number a query head; fields as in `records.HeadLogits` and its margins."""
 
     max: tuple[float, ...]
     uncapped_max: tuple[float, ...]
@@ -29,6 +30,10 @@ class LogitStats(NamedTuple):
     entropy: tuple[float, ...]
     saturated: tuple[float, ...]
     first_token: tuple[float, ...]
+    std_margin: tuple[float, ...]
+    entropy_margin: tuple[float, ...]
+    saturated_margin: tuple[float, ...]
+    first_token_margin: tuple[float, ...]
 
 
 class RowStats(NamedTuple):
@@ -81,24 +86,23 @@ def row_stats(
     return _rows(logits, tops, tops if uncapped is None else uncapped, hidden)
 
 
-def logit_stats(parts: Sequence[RowStats]) -> LogitStats:
-    """Statistics over all samples and rows of all parts.
+def logit_stats(parts: Sequence[RowStats], share: float = 1.0) -> LogitStats:
+    """Statistics over all samples and rows of all parts, which are this share of all rows.
 
     Returns:
         One number a head. Rows without a key are left out; rows with one key are left out of entropy and saturation.
-        NaN where nothing is left, and wherever a head has a NaN, masked or not.
+        NaN where nothing is left, and wherever a head has a NaN, masked or not; margins are 0 where `share` is 1.
     """
     rows = parts[0] if len(parts) == 1 else RowStats(*(torch.cat(each, -1) for each in zip(*parts, strict=True)))
     some, several = rows.seen > 0, rows.seen > 1
+    entropy = rows.entropy / rows.seen.clamp(min=2).log()
     saturated = (rows.total < 1 / SATURATED).where(~rows.total.isnan(), math.nan)
-    found = (
-        _largest(rows.top),
-        _largest(rows.uncapped),
-        _deviation(rows).to(rows.top.dtype),
-        _mean(rows.entropy / rows.seen.clamp(min=2).log(), several),
-        _mean(saturated, several),
-        _mean(rows.first / rows.total, some),
-    )
+    means = [_mean(entropy, several), _mean(saturated, several), _mean(rows.first / rows.total, some)]
+    deviation, error = _deviation(rows)
+    errors = error, _error(entropy, several), _most(means[1], several), _most(means[2], some)
+    wide = _WIDE * math.sqrt(1 - share)
+    margins = [each * wide if wide else torch.zeros_like(each) for each in errors]
+    found = _largest(rows.top), _largest(rows.uncapped), deviation, *means, *margins
     return LogitStats(*(tuple(each.tolist()) for each in found))
 
 
@@ -160,18 +164,36 @@ def _largest(tops: Tensor) -> Tensor:
     return top.masked_fill(top <= _NEVER / 2, math.nan)
 
 
-def _deviation(rows: RowStats) -> Tensor:
-    """Standard deviation of all logits of a head, `seen` in a row, whose sums and squares are below `top`; [H]."""
+def _deviation(rows: RowStats) -> tuple[Tensor, Tensor]:
+    """Standard deviation of all logits of a head, `seen` in a row, whose sums and squares are below `top`, [H]; and its
+    standard error, from how the rows differ in what they add to the variance."""
     tops, sums, squares, seen = (each.double() for each in (rows.top, rows.sums, rows.squares, rows.seen))
     count = seen.sum((0, 2))
     shift = tops - ((sums + seen * tops).sum((0, 2)) / count)[:, None]
-    total: Tensor = (squares + 2 * shift * sums + seen * shift.square()).sum((0, 2))
-    return (total / count).clamp(min=0).sqrt()
+    squares = squares + 2 * shift * sums + seen * shift.square()
+    variance = (squares.sum((0, 2)) / count).clamp(min=0)
+    deviation, number = variance.sqrt(), (seen > 0).sum((0, 2))
+    error = _error(squares - variance[:, None] * seen, seen > 0) * number / count
+    return deviation, error / (2 * deviation).where(deviation > 0, 1.0)
 
 
 def _mean(rows_BHR: Tensor, chosen: Tensor) -> Tensor:
     """Mean over the chosen rows, a head; NaN where there is none."""
     return rows_BHR.masked_fill(~chosen, 0.0).sum((0, 2)) / chosen.sum((0, 2))
+
+
+def _error(rows_BHR: Tensor, chosen: Tensor) -> Tensor:
+    """Standard error of the mean over the chosen rows, a head; NaN where fewer than two are."""
+    number = chosen.sum((0, 2)).double()
+    apart = (rows_BHR - _mean(rows_BHR, chosen)[:, None]).masked_fill(~chosen, 0.0).double()
+    return (apart.square().sum((0, 2)) / (number - 1) / number).sqrt().where(number > 1, math.nan)
+
+
+def _most(mean_H: Tensor, chosen: Tensor) -> Tensor:
+    """The largest standard error of a mean of numbers in [0, 1], two of either end added; a head."""
+    number = chosen.sum((0, 2)).double()
+    mean = (mean_H.double() * number + 2) / (number + 4)
+    return (mean * (1 - mean) / (number + 4)).sqrt()
 
 
 class Lengths(NamedTuple):

@@ -127,6 +127,20 @@ class StreamMeasure(Record):
     massive: tuple[MassiveActivation, ...] = ()
 
 
+class Margins(Record):
+    """Half widths of 99 % intervals about what a sample of rows tells of all rows; 0 where all rows were taken.
+
+    2.58 standard errors over rows drawn without putting back: by the spread that the rows show (Cochran 1977, sec. 2.3
+    and 6.3), and for `saturated` and `first_token`, which a few rows may decide, the most that numbers in [0, 1] of
+    their mean can have, with two of either end added (Agresti & Coull 1998). NaN where fewer than two rows are left.
+    """
+
+    std: float
+    entropy: float
+    saturated: float
+    first_token: float
+
+
 class HeadLogits(Record):
     """Attention logits of one head, after scale and mask, before softmax.
 
@@ -140,6 +154,7 @@ class HeadLogits(Record):
         saturated: share of sampled rows whose largest probability exceeds 0.99 (rows with one key left out).
         first_token: mean probability on the first key.
         q_rms, k_rms: RMS of the entries of all queries and keys; NaN where only logits were seen.
+        margins: how far std, entropy, saturated and first_token may lie from those of all rows.
     """
 
     head: int
@@ -152,6 +167,7 @@ class HeadLogits(Record):
     uncapped_max: float
     q_rms: float
     k_rms: float
+    margins: Margins
 
 
 class AttentionMeasure(Record):

@@ -15,6 +15,7 @@ from normprobe.records import (
     Growth,
     Head,
     HeadLogits,
+    Margins,
     MassiveActivation,
     Measurements,
     NormSite,
@@ -146,6 +147,7 @@ def logits(
             uncapped_max=value,
             q_rms=1.0,
             k_rms=1.0,
+            margins=Margins(std=0.0, entropy=0.0, saturated=0.0, first_token=0.0),
         )
         for index, value in enumerate(largest)
     )

@@ -222,7 +222,10 @@ def test_heads_are_taken_in_groups_that_bound_the_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr("normprobe.measures.attention._PIECE", 2 * 2 * 7 * 40)  # seven rows of these in one go
     rows = measured(site(4), query=q, key=k, attn_mask=bias)
     for found, expected in zip(rows.heads, whole.heads, strict=True):
-        assert found.model_dump() == pytest.approx(expected.model_dump(), rel=1e-5)
+        assert found.model_dump(exclude={"margins"}) == pytest.approx(
+            expected.model_dump(exclude={"margins"}), rel=1e-5
+        )
+        assert found.margins == expected.margins
 
 
 def test_exact_takes_every_row() -> None:
@@ -239,6 +242,28 @@ def test_exact_takes_every_row() -> None:
     assert [h.sampled_max for h in every.measure.heads] == pytest.approx(logits.amax((0, 2, 3)).tolist(), rel=1e-5)
     below = zip(sampled.measure.heads, every.measure.heads, strict=True)
     assert all(some.sampled_max <= all_.sampled_max <= all_.bound for some, all_ in below)
+    assert {m for head in every.measure.heads for m in head.margins.model_dump().values()} == {0.0}
+
+
+def test_what_all_rows_tell_lies_within_the_margins_of_a_sample() -> None:
+    """99 % intervals: of 4 · 120 numbers of heads of all kinds, flat and sharp, 468 at least; P < 1e-3."""
+    generator = torch.Generator().manual_seed(0)
+    inside, widths = [], []
+    for seed in range(10):
+        q, k = (torch.randn(1, 12, 600, 8, generator=generator) for _ in range(2))
+        q = q * torch.linspace(0.1, 12, 12)[:, None, None] * torch.rand(1, 12, 600, 1, generator=generator)
+        some, every = (LogitHandler(site(12), seed=seed, exact=exact) for exact in (False, True))
+        for handler in (some, every):
+            handler.before({"query": q, "key": k, "is_causal": True})
+        assert some.measure is not None
+        assert every.measure is not None
+        for sampled, exact in zip(some.measure.heads, every.measure.heads, strict=True):
+            for name, margin in sampled.margins.model_dump().items():
+                inside.append(abs(getattr(sampled, name) - getattr(exact, name)) <= margin)
+            widths.append(sampled.margins.entropy)
+    assert len(inside) == 480
+    assert sum(inside) >= 468
+    assert max(widths) < 0.15
 
 
 @pytest.mark.parametrize(

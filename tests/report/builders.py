@@ -11,6 +11,7 @@ from normprobe.records import (
     Branch,
     Growth,
     HeadLogits,
+    Margins,
     NormSite,
     OpSite,
     Stream,
@@ -147,6 +148,7 @@ def logits(path: str, tops: list[float]) -> AttentionMeasure:
             uncapped_max=top,
             q_rms=1.0,
             k_rms=1.0,
+            margins=Margins(std=0.0, entropy=0.0, saturated=0.0, first_token=0.0),
         )
         for index, top in enumerate(tops)
     )

@@ -152,10 +152,12 @@ def test_weights_that_are_no_checkpoint_s_stand_in_the_target_line(note: str, fo
 
 
 def test_entropy_over_one_key_is_undefined_and_over_a_nan_not_finite() -> None:
+    margins = {"std": 0.0, "entropy": 0.0, "saturated": 0.0, "first_token": 0.0}
+
     def shown(*tops: tuple[float, float]) -> str:
         heads = [
             {"head": k, "sampled_max": top, "bound": 9.0, "std": 1.0, "entropy": value, "saturated": value}
-            | {"first_token": 1.0, "uncapped_max": top, "q_rms": 1.0, "k_rms": 1.0}
+            | {"first_token": 1.0, "uncapped_max": top, "q_rms": 1.0, "k_rms": 1.0, "margins": margins}
             for k, (top, value) in enumerate(tops)
         ]
         site = {"path": "a", "rows": 1, "basis": {"unit": "logit", "dtype": "float32", "count": 1}, "heads": heads}
