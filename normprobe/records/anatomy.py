@@ -70,7 +70,8 @@ class Branch(Record):
     Attributes:
         path: module where the add runs.
         block: repeated container that the branch belongs to.
-        readers: parameters of the first heavy operations on the stream, biases included.
+        readers: parameters of the first heavy operations on the stream, biases included; also those inside earlier
+            branches whose results this one takes by another way than the stream (shared keys and values).
         writers: parameters of the last heavy operations before the add, biases included.
         parameters: every parameter used between the read and the add.
         skip_scale: constant factor on the trunk at this add; None where it is no constant.

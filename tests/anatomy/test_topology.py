@@ -240,8 +240,11 @@ def test_layers_that_share_keys_attend_to_their_own_sequence() -> None:
             return self.head(self.norm(x))  # type: ignore[no-any-return]
 
     anatomy = read(Shared())
-    assert [b.kind for b in only_stream(anatomy).branches] == ["attention"] * DEPTH
+    branches = only_stream(anatomy).branches
+    assert [b.kind for b in branches] == ["attention"] * DEPTH
     assert not any(site.cross for site in anatomy.attention)
+    for i, branch in enumerate(branches):
+        assert set(branch.readers) == {f"{name}.{end}" for name in (f"q.{i}", "k", "v") for end in ("weight", "bias")}
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["joined after each block", "two tensors"])

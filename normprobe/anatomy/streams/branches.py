@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams import weights
 from normprobe.anatomy.streams.blocks import Located, block_names
 from normprobe.anatomy.streams.kinds import branch_kind, family
+from normprobe.anatomy.streams.lent import lent
 from normprobe.anatomy.streams.parts import Part, bends
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
 from normprobe.anatomy.streams.shortcuts import projections
@@ -107,9 +109,22 @@ def branch_records(
     located = [_located(flow, reading) for reading in readings]
     blocks = block_names(located, {call.path for call in flow.trace.calls})
     factors = _sum_factors(flow, readings)
-    return [
+    records = [
         _record(flow, reading, place.path, block, norms, model, factor)
         for reading, place, block, factor in zip(readings, located, blocks, factors, strict=True)
+    ]
+    readers = _readers(flow, readings)
+    return [record.model_copy(update={"readers": names}) for record, names in zip(records, readers, strict=True)]
+
+
+def _readers(flow: Flow, readings: Sequence[Reading]) -> list[tuple[str, ...]]:
+    """The parameters that read the stream into each branch, those in earlier branches among them."""
+    branches = [(reading.write, reading.part) for reading in readings]
+    own = [weights.reads(flow, write, part) for write, part in branches]
+    others = lent(flow, branches, own)
+    return [
+        tuple(dict.fromkeys((*itertools.chain.from_iterable(mine.values()), *theirs)))
+        for mine, theirs in zip(own, others, strict=True)
     ]
 
 
@@ -145,7 +160,6 @@ def _record(
         pre_norm=norm_path(around.before, norms),
         output_norm=norm_path(around.behind, norms),
         post_norm=norm_path(around.on_sum, norms) if reading.post else None,
-        readers=weights.readers(flow, write, part),
         writers=weights.writers(flow, part, model),
         parameters=weights.parameters(flow, part),
         skip_scale=None if write.skip_scale is None else write.skip_scale * behind,

@@ -24,23 +24,23 @@ _OPEN = _UNWEIGHTED - {Role.NORM}
 _SCALED = LIGHT | {Role.GATE}
 
 
-def readers(flow: Flow, write: Write, part: Part) -> tuple[str, ...]:
-    """Parameters of the first weighty steps on every way into the branch.
+def reads(flow: Flow, write: Write, part: Part) -> dict[int, tuple[str, ...]]:
+    """Parameters of the first weighty steps on every way into the branch, by the ids of these steps.
 
     Weights that only make a factor count where they read what the branch reads: a router behind the branch's norm does.
     """
     region, mixes = _reading(flow, write, part), mixing(flow, part.core)
-    found: list[str] = []
+    found: dict[int, tuple[str, ...]] = {}
     todo, seen = [write.source], {write.source}
     while todo:
         for step in first_readers(flow, todo.pop(), region, _UNWEIGHTED, mixes):
             if step.parameters:
-                found += (*step.parameters, *_biases(flow, step, part))
+                found[step.id] = (*step.parameters, *_biases(flow, step, part))
                 continue
             fresh = [v for v in step.outputs if v not in seen]
             seen.update(fresh)
             todo += fresh
-    return tuple(dict.fromkeys(found))
+    return found
 
 
 def _reading(flow: Flow, write: Write, part: Part) -> frozenset[int]:
