@@ -188,6 +188,11 @@ def foreign(op: str) -> bool:
     return "." in op and op.partition(".")[0] not in NAMESPACES and not op.startswith("torch.")
 
 
+def joined_axis(node: Node, rank: int) -> int:
+    """The axis on which a cat, a stack or an unbind works."""
+    return int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % rank
+
+
 def slides(node: Node) -> bool:
     """Whether an operation is a mean over a window that slides on by one: a convolution with fixed weights."""
     return "aten.avg_pool" in node.op and len(node.args) > 2 and bool(node.args[2]) and set(node.args[2]) == {1}

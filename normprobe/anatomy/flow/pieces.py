@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from normprobe.anatomy.flow.ops import JOINS, base
+from normprobe.anatomy.flow.ops import JOINS, base, joined_axis
 from normprobe.capture.trace import Node, Ref, Trace
 
 _SUMS = frozenset({"aten.sum", "aten.mean"})
@@ -40,7 +40,7 @@ def summands(trace: Trace, node: Node) -> tuple[int, ...]:
         moved = _permutation(maker, len(order))
         order, value = [moved[i] for i in order], maker.args[0].value
     axis = order.pop(summed)
-    if base(maker.op) not in JOINS or _axis(maker, len(order) + 1) != axis or order != sorted(order):
+    if base(maker.op) not in JOINS or joined_axis(maker, len(order) + 1) != axis or order != sorted(order):
         return ()
     parts = tuple(ref.value for ref in maker.args[0])
     single = base(maker.op) == "aten.stack" or all(trace.values[v].shape[axis : axis + 1] == (1,) for v in parts)
@@ -70,7 +70,7 @@ def _taken(trace: Trace, node: Node) -> dict[int, int]:
     tensors = [ref.value for ref in maker.args[0]]
     if any(not stacked and len(trace.values[v].shape) != len(shape) for v in tensors):  # empty ones may lack axes
         return {}
-    axis = _axis(maker, len(shape))
+    axis = joined_axis(maker, len(shape))
     given = _ranges(node, axis, shape, selects=stacked)
     sizes = [1 if stacked else trace.values[v].shape[axis] for v in tensors]
     starts = list(pairwise(accumulate(sizes, initial=0)))
@@ -78,17 +78,11 @@ def _taken(trace: Trace, node: Node) -> dict[int, int]:
     return {out: held[where] for out, where in zip(node.outputs, given, strict=False) if where in held}
 
 
-def _axis(node: Node, rank: int) -> int:
-    """The axis on which a cat, a stack or an unbind works."""
-    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    return int(axis) % rank
-
-
 def _ranges(node: Node, axis: int, shape: tuple[int, ...], selects: bool) -> list[_Range]:
     """Which part of `axis` each output holds; empty where it works on another axis."""
     size, op, args = shape[axis], base(node.op), [*node.args[1:], *node.kwargs.values()]
     if selects:
-        if op == "aten.unbind" and _axis(node, len(shape)) == axis:
+        if op == "aten.unbind" and joined_axis(node, len(shape)) == axis:
             return list(pairwise(range(size + 1)))
         if op == "aten.select" and int(args[0]) % len(shape) == axis:
             at = int(args[1]) % size
