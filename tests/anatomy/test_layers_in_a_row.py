@@ -33,9 +33,9 @@ def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
 
-@pytest.mark.parametrize("first", [Attention, Mlp])
-def test_a_norm_between_two_layers_stands_before_the_second(first: type[nn.Module]) -> None:
-    assert role(Row(first(), Mlp())) == "pre"
+@pytest.mark.parametrize("block", [Row(Attention(), Mlp()), Row(Mlp(), Attention())])
+def test_a_norm_between_two_layers_stands_before_the_second(block: nn.Module) -> None:
+    assert role(block) == "pre"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_a_norm_between_two_layers_stands_before_the_second(first: type[nn.Modul
         Row(nn.Sequential(Mlp(), nn.GELU()), Mlp()),
         Row(Mlp(), nn.Sequential(nn.GELU(), linear())),
         Row(Attention(), Mlp(), bypass=True),
+        Row(Mlp(), Mlp()),
     ],
 )
 def test_other_norms_inside_a_branch_are_inner(block: nn.Module) -> None:

@@ -73,6 +73,13 @@ def test_the_norm_of_the_layer_before_the_first_skip_is_no_entry_norm() -> None:
     assert {n.path: n.role for n in anatomy.norms}["0.down.1"] == "inner"
 
 
+def test_the_last_of_several_linear_layers_with_their_norms_is_no_embedding() -> None:
+    layers = layer(3, WIDTH, 3), layer(WIDTH, WIDTH, 3)
+    anatomy = anatomy_of(nn.Sequential(*layers, *(Inverted() for _ in range(DEPTH))), image())
+    assert only_stream(anatomy).entry_norm is None
+    assert {n.path: n.role for n in anatomy.norms}["1.1"] == "inner"
+
+
 def test_a_batch_norm_on_linear_embeddings_is_an_entry_norm() -> None:
     anatomy = anatomy_of(nn.Sequential(layer(3, WIDTH, 3), *(Inverted() for _ in range(DEPTH))), image())
     assert only_stream(anatomy).entry_norm == "0.1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -108,6 +109,29 @@ class Trend(nn.Module):
 def test_taking_a_sliding_mean_off_is_no_branch_and_leaves_the_trunk_whole() -> None:
     branches = only_stream(anatomy_of(nn.Sequential(Trend(), Trend()), torch.randn(2, 6, WIDTH))).branches
     assert [(b.block, b.kind, b.placement) for b in branches] == [("0", "mlp", "post"), ("1", "mlp", "post")]
+
+
+class Edges(nn.Module):
+    """What the mean of the neighbours leaves of the normed stream, with weights behind it or without."""
+
+    def __init__(self, last: nn.Module, sign: float = 1.0) -> None:
+        super().__init__()
+        self.norm, self.last, self.sign = nn.GroupNorm(1, WIDTH), last, sign
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        low = F.avg_pool2d(h, 3, 1, 1, count_include_pad=False)
+        return x + self.last(h - low if self.sign > 0 else low - h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("weights", [True, False])
+def test_what_a_branch_takes_a_sliding_mean_off_mixes_neighbours(weights: bool, sign: float) -> None:
+    blocks = [Edges(nn.Conv2d(WIDTH, WIDTH, 1) if weights else nn.Identity(), sign) for _ in range(2)]
+    head = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH * 36, 5))
+    model = nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 1), *blocks, nn.GroupNorm(1, WIDTH), head)
+    branches = only_stream(anatomy_of(model, torch.randn(2, WIDTH, 6, 6))).branches
+    assert [(b.kind, b.placement) for b in branches] == [("conv", "pre")] * 2
 
 
 class Inverted(nn.Module):

@@ -135,6 +135,52 @@ def test_a_measured_pass_takes_no_other_operand_for_the_trunk(form: Form) -> Non
     assert [state.write_rms == state.write_rms for state in measured.states] == apart
 
 
+class Looped(nn.Module):
+    """A cell that runs along the tokens, its state put beside those before it."""
+
+    def __init__(self, cell: type[nn.RNNCellBase]) -> None:
+        super().__init__()
+        self.norm, self.cell = nn.LayerNorm(WIDTH), cell(WIDTH, WIDTH)  # type: ignore[call-arg]
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [torch.zeros(len(x), WIDTH)]
+        for token in self.norm(x).unbind(1):
+            states.append(self.cell(token, states[-1]))
+        return x + torch.stack(states[1:], 1)
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.RNNCell])
+def test_a_cell_that_runs_along_the_tokens_is_one_branch(cell: type[nn.RNNCellBase]) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Looped(cell), Looped(cell), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    branches = only_stream(anatomy_of(model, torch.randn(2, 6, WIDTH))).branches
+    assert [(b.kind, b.pre_norm) for b in branches] == [("recurrent", "1.norm"), ("recurrent", "2.norm")]
+
+
+def test_rows_that_are_added_with_a_factor_have_it() -> None:
+    rows = torch.arange(6)
+    found = stream(lambda b, x, y: x.index_add(1, rows, y, alpha=0.5))
+    assert {(b.skip_scale, b.branch_scale.kind, b.branch_scale.value) for b in found.branches} == {
+        (1.0, "constant", 0.5)
+    }
+
+
+def test_sums_of_sums_are_read_once_each() -> None:
+    """Sixty sums, each of the two before it: there are more ways through them than could be walked."""
+
+    class Fibonacci(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.f, self.g = nn.LayerNorm(WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.f(self.norm(x)), self.g(self.norm(x)).tanh()
+            for _ in range(60):
+                a, b = b, a + b
+            return x + b  # type: ignore[no-any-return]
+
+    assert only_stream(anatomy_of(Fibonacci(), torch.randn(2, 6, WIDTH))).depth == 1
+
+
 def test_a_code_that_replaces_a_vector_carries_no_signal_on() -> None:
     """Each quantiser takes off what its code book has; only its gradients go through the vector itself."""
 

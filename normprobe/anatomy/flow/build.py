@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from normprobe.anatomy.flow.filters import settle_filters
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import ADDS, PIECE, SCALES, Role, base, classify, sums_squares
 from normprobe.anatomy.flow.pieces import pieces
@@ -26,6 +27,7 @@ def build(trace: Trace, levels: Levels, statics: Statics, groups: Sequence[Group
             _add_group(flow, last[node.id], node)
         elif node.id not in member and any(levels.signal(v) for v in node.outputs):
             _add_node(flow, node)
+    settle_filters(flow)
     flow.outputs = {value: name for name, value in reversed(trace.outputs)}
     return flow
 

@@ -6,26 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-from normprobe.anatomy.flow.ops import ACCUMULATING, DETRENDED, PIECE, REST, SPREADING, Role, base, classify, slides
+from normprobe.anatomy.flow.ops import ACCUMULATING, PIECE, REST, SPREADING, Role, base, classify
 from normprobe.anatomy.flow.pieces import summands
 from normprobe.anatomy.flow.steps import Flow, append, extra, ref
 from normprobe.capture.trace import Node, Ref
 
 _POINTWISE = {"aten.addcmul": "aten.mul.Tensor", "aten.addcdiv": "aten.div.Tensor"}
-_FARTHEST = 32  # steps back from a sliding mean
 
 
 def add_sum(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
     """Enter the steps that `node` stands for where it is a sum of signals written in another way; tell whether."""
-    ways = (
-        _add_accumulating,
-        _add_spread,
-        _add_interpolation,
-        _add_stacked,
-        _add_unit,
-        _add_replaced,
-        _add_detrended,
-    )
+    ways = (_add_accumulating, _add_spread, _add_interpolation, _add_stacked, _add_unit, _add_replaced)
     return len(signals) > 0 and any(add(flow, node, signals) for add in ways)
 
 
@@ -52,6 +43,8 @@ def _add_spread(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
         return False
     spread = extra(flow, node)
     append(flow, Role.MOVE, (ref(node.args[3]),), (spread,), node)
+    if (alpha := node.kwargs.get("alpha", 1)) != 1:
+        spread = _computed(flow, node, "aten.mul.Tensor", (Ref(spread), float(alpha)))
     append(flow, Role.ADD, (ref(node.args[0]), spread), node.outputs, node)
     return True
 
@@ -131,35 +124,11 @@ def _add_replaced(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
             taken = flow.trace.producer(taken.inputs[0])
         plain = base(taken.op).rstrip("_") == "aten.sub" and taken.kwargs.get("alpha", 1) == 1
         if plain and taken.args[1] == first and flow.levels.signal(ref(taken.args[0])):
-            _moved(flow, node, PIECE, ref(taken.args[0]), Role.MOVE)
+            value = ref(taken.args[0])
+            replaced = Node(node.id, PIECE, (value,), node.outputs, node.call, node.ordinal)
+            append(flow, Role.MOVE, (value,), node.outputs, replaced)
             return True
     return False
-
-
-def _add_detrended(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
-    """x less a sliding mean of x, which is made by moves alone, is a filter on x and no sum of two signals."""
-    if base(node.op).rstrip("_") != "aten.sub" or len(signals) != 2:
-        return False
-    value, todo, seen = ref(node.args[0]), [ref(node.args[1])], set[int]()
-    slid = False
-    while todo:
-        current = todo.pop()
-        step = flow.made_by(current)
-        if current == value or current in seen:
-            continue
-        if step is None or len(seen) > _FARTHEST or not (step.role is Role.MOVE or slides(step.node)):
-            return False
-        slid = slid or slides(step.node)
-        seen.add(current)
-        todo += step.inputs
-    if slid:
-        _moved(flow, node, DETRENDED, value, Role.SCALE)
-    return slid
-
-
-def _moved(flow: Flow, node: Node, op: str, value: int, role: Role) -> None:
-    """Enter `node` as a step that has one signal alone."""
-    append(flow, role, (value,), node.outputs, Node(node.id, op, (value,), node.outputs, node.call, node.ordinal))
 
 
 def _reshaped(flow: Flow, node: Node, value: int) -> int:

@@ -115,19 +115,25 @@ def _put_back(flow: Flow, step: Step) -> bool:
 
 def _with_share(flow: Flow, scale: float | None, sign: float, end: int, source: int) -> float | None:
     """The factor on the trunk with what the branch itself adds of it: of x + a·(f(x) − x) it is 1 − a."""
-    share = _share(flow, end, source)
+    share = _share(flow, end, source, {})
     return scale if share == 0.0 else None if share is None or scale is None else scale + sign * share
 
 
-def _share(flow: Flow, value: int, source: int) -> float | None:
-    """The factor with which `source` is part of a sum; None where it is not constant."""
+def _share(flow: Flow, value: int, source: int, known: dict[int, float | None]) -> float | None:
+    """The factor with which `source` is part of a sum; None where it is not constant. `known` holds what was told."""
+    if value not in known:
+        known[value] = _part(flow, value, source, known)
+    return known[value]
+
+
+def _part(flow: Flow, value: int, source: int, known: dict[int, float | None]) -> float | None:
     for link in light_chain(flow, value):
         if link.value == source:
             return link.factor(flow)
     step = flow.made_by(link.value)
     if step is None or step.role is not Role.ADD or step.id < flow.producer.get(source, -1):
         return 0.0
-    shares = [(_share(flow, v, source), operand_factor(step, v)) for v in step.inputs]
+    shares = [(_share(flow, v, source, known), operand_factor(step, v)) for v in step.inputs]
     if all(share == 0.0 for share, _ in shares):
         return 0.0
     total, outer = sum(share * factor for share, factor in shares if share is not None), link.factor(flow)

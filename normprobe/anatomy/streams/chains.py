@@ -48,10 +48,12 @@ def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
 
 
 def _consecutive(flow: Flow, trunks: Trunks) -> dict[int, int]:
-    """The writes with weights that follow another one with weights, and that one; linear ones could be one matrix."""
-    bent = [i for i, w in trunks.writes.items() if _weights(flow, w) and bends(flow, w.whole.region)]
-    before = {i: previous(flow, trunks.writes[i], trunks) for i in bent}
-    return {i: w.step.id for i, w in before.items() if w is not None and w.step.id in before}
+    """The writes with weights that follow another one with weights, and that one; linear ones could be one matrix, and
+    a cell that is run again goes along the tokens."""
+    bent = {i: w for i, w in trunks.writes.items() if _weights(flow, w) and bends(flow, w.whole.region)}
+    before = {i: previous(flow, w, trunks) for i, w in bent.items()}
+    found = {i: w for i, w in before.items() if w is not None and w.step.id in bent}
+    return {i: w.step.id for i, w in found.items() if not _recurs(flow, [w, bent[i]])}
 
 
 def _spans(write: Write, after: Mapping[int, int]) -> bool:

@@ -87,7 +87,8 @@ def norms_between(flow: Flow, source: int, part: Part) -> Iterator[Step]:
     """The norms that stand before the second layer of a branch of several layers in a row (attention, then an MLP).
 
     All that comes from `source` passes them, from the last weights of one layer to the first of the next, and each
-    layer is a non-linear one between weights, as a branch of its own would be.
+    layer is a non-linear one between weights, as a branch of its own would be. Where neither attends, they are one
+    MLP of many layers.
     """
     for norm in (flow.steps[i] for i in sorted(part.core) if flow.steps[i].role is Role.NORM):
         written = last_makers(flow, norm.inputs[0], part.core, LIGHT)
@@ -97,8 +98,14 @@ def norms_between(flow: Flow, source: int, part: Part) -> Iterator[Step]:
         if flow.producer.get(part.end) in region_to(flow, source, part.end, part.core - {norm.id}):
             continue
         first = region_to(flow, source, norm.inputs[0], part.core)
-        if _layer(flow, first) and _layer(flow, part.core - first - {norm.id}):
+        last = part.core - first - {norm.id}
+        if _attends(flow, part.core) and _layer(flow, first) and _layer(flow, last):
             yield norm
+
+
+def _attends(flow: Flow, region: frozenset[int]) -> bool:
+    """Whether a region may do more than products and pointwise functions: it attends, scans or is not known."""
+    return any(flow.steps[i].role in (Role.ATTENTION, Role.SOFTMAX, Role.HEAVY) for i in region)
 
 
 def _weighted(step: Step) -> bool:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import LIGHT, Role
+from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
 from normprobe.anatomy.flow.replay import replay, signature
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import light_chain
+from normprobe.anatomy.flow.walk import backward, light_chain
 from normprobe.anatomy.streams.blocks import stream_name
 from normprobe.anatomy.streams.branches import Reading, branch_records, norm_path, read_branches
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
@@ -43,14 +43,14 @@ def _entry(
 
 
 def _of_weights(flow: Flow, norm: Step, norms: Sequence[NormSite]) -> bool:
-    """Whether a batch norm stands right behind weights that read an activation: it is a part of that layer, one of
+    """Whether a batch norm stands right behind weights that do not come first: it is a part of that layer, one of
     several, and no norm on embeddings."""
     kind = norms[norm.group.norm].kind if norm.group is not None else "unknown"
     layer = _maker(flow, norm.inputs[0])
     if kind != "batchnorm" or layer is None or layer.role is not Role.MATMUL:
         return False
-    before = _maker(flow, layer.inputs[0])
-    return before is not None and before.role in (Role.ACT, Role.GATE)
+    earlier = backward(flow, layer.inputs[0], lambda step, _: step is None)
+    return any(step is not None and step.role in WEIGHTY for _, step in earlier)
 
 
 def _maker(flow: Flow, value: int) -> Step | None:

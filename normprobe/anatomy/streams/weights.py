@@ -145,8 +145,17 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
     joins = step is not None and (step.role is Role.ADD or base(step.node.op) in ("aten.sum", "aten.stack"))
     if step is None or not joins or found.kind != "none" or step.id not in part.region:
         return found
-    summands = [_scale(flow, write, part, v, model) for v in step.inputs]
+    summands = [_summand(flow, write, part, v, model) for v in step.inputs]
     return summands[0] if len({s.kind for s in summands}) == 1 else found
+
+
+def _summand(flow: Flow, write: Write, part: Part, value: int, model: nn.Module) -> BranchScale:
+    """The factor on the way to a summand, told once for all sums that it is a part of."""
+    key = ("summand", write.step.id, part.region, value)
+    if key not in flow.memo:
+        flow.memo[key] = _scale(flow, write, part, value, model)
+    found: BranchScale = flow.memo[key]
+    return found
 
 
 def _times(found: BranchScale, more: BranchScale) -> BranchScale:
