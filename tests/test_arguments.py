@@ -80,6 +80,12 @@ def test_a_seed_is_an_int(seed: Any) -> None:
         normprobe.probe(nn.Linear(4, 4), X, seed=seed)
 
 
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 2**70])
+def test_a_seed_is_one_that_torch_takes(seed: int) -> None:
+    with pytest.raises(SettingError, match="the seed is no seed of torch"):
+        normprobe.probe(nn.Linear(4, 4), X, seed=seed)
+
+
 def test_a_loss_that_raises_is_named() -> None:
     model, inputs = decoder("pre")
 

@@ -107,10 +107,12 @@ class _Values:
 
     @classmethod
     def of(cls, x: Tensor, step: float) -> _Values:
-        squares = x * x / (peak := float(x.abs().max())) ** 2
+        peak = float(x.abs().max())
+        unit = x / peak  # whose squares neither overflow nor vanish
+        squares = unit.square()
         square = float(squares.mean())
         kurtosis = float((squares * squares).mean()) / square**2
-        return cls(x, squares, float(x.mean()), math.sqrt(square) * peak, kurtosis, peak, step)
+        return cls(x, squares, float(unit.mean()) * peak, math.sqrt(square) * peak, kurtosis, peak, step)
 
     @property
     def n(self) -> int:

@@ -54,7 +54,7 @@ class ProductHandler(Handler):
 
     def __init__(self, site: WeightSite, weight: Tensor) -> None:
         self._features = 1 if site.kind == "conv" else -1
-        self._weight = weight.data_ptr()
+        self._weight = _span(weight)
         self._ratio: Tensor | None = None
         self._basis: Basis | None = None
 
@@ -62,7 +62,7 @@ class ProductHandler(Handler):
         """Take both mean squares; they stay on the device of the model."""
         names = next(names for names in _OPERANDS if names[0] in arguments and names[1] in arguments)
         first, second = (arguments[name] for name in names)
-        signal = second if first.untyped_storage().data_ptr() == self._weight else first
+        signal = second if first.data_ptr() in self._weight else first
         some = self._some(output)
         self._ratio = _mean_square(some) / _mean_square(self._some(signal))
         dtype = str(output.dtype).removeprefix("torch.")
@@ -86,6 +86,12 @@ class ProductHandler(Handler):
                 break
             some = some[(slice(None),) * axis + (slice(None, None, step),)]
         return some
+
+
+def _span(weight: Tensor) -> range:
+    """The addresses of the weight's entries, where each view of it begins, and nothing else that shares its storage."""
+    entries = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    return range(weight.data_ptr(), weight.data_ptr() + entries * weight.element_size())
 
 
 def _mean_square(some: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from normprobe.measures.loss import LossFunction
 from normprobe.records import Level
 from normprobe.records.extras import EXTRA_NAMES
 
+_SEEDS = -(2**63), 2**64 - 1  # what `torch.manual_seed` takes
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -46,6 +48,9 @@ def check_wanted(wanted: Wanted) -> None:
     if isinstance(wanted.seed, bool) or not isinstance(wanted.seed, int):
         found = f"{type(wanted.seed).__name__}: {wanted.seed!r:.80}"
         raise SettingError("the seed is no int", expected="an int", found=found)
+    if not _SEEDS[0] <= wanted.seed <= _SEEDS[1]:
+        found = f"an int of {wanted.seed.bit_length()} bits"
+        raise SettingError("the seed is no seed of torch", expected="an int from -2^63 to 2^64 - 1", found=found)
 
 
 def _check_no_signal(wanted: Wanted) -> None:

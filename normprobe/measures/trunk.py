@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
     Attributes:
         kept: those that count; None: all.
-        first: the first that counts of every sample; `rest`: all others that count.
+        first: the first that counts of every sample that has one; `rest`: all others that count.
         sample: a seeded sample of those that count.
         weights: 1 for a token that counts, else 0, [N].
     """
@@ -36,6 +36,10 @@ class Tokens(NamedTuple):
     sample: Tensor
     weights: Tensor
 
+    def counted(self, values_N: Tensor) -> Tensor:
+        """The values of the tokens that count."""
+        return values_N if self.kept is None else values_N[self.kept]
+
     @classmethod
     def of(cls, x_BSC: Tensor, padding: Tensor | None, seed: int) -> Tokens:
         """The tokens of a state; `padding` is True for those to leave out, [N]."""
@@ -45,8 +49,9 @@ class Tokens(NamedTuple):
             counted &= ~padding.to(x_BSC.device)
         kept = counted.nonzero().flatten()
         drawn = torch.randperm(len(kept), generator=torch.Generator().manual_seed(seed))[:SAMPLE].sort().values
-        offsets = torch.arange(batch, device=x_BSC.device) * tokens
-        first = counted.view(batch, tokens).byte().argmax(-1) + offsets
+        samples = counted.view(batch, tokens)
+        first = samples.byte().argmax(-1) + torch.arange(batch, device=x_BSC.device) * tokens
+        first = first[samples.any(-1)]
         rest = counted.index_fill(0, first, False).nonzero().flatten()
         weights = counted.to(torch.float64 if x_BSC.dtype is torch.float64 else torch.float32)
         return cls(None if len(kept) == len(counted) else kept, first, rest, kept[drawn.to(kept.device)], weights)

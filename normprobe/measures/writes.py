@@ -6,7 +6,7 @@ Dims: B batch, S tokens of a sample, N = B·S tokens, K tokens that count, R sam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,25 +17,12 @@ from torch import Tensor
 from normprobe import stats
 from normprobe.capture.watch import Handler
 from normprobe.measures import massive
-from normprobe.measures.tokens import norms, peaks, row, weighted_sums
+from normprobe.measures.moments import Moments, moments
+from normprobe.measures.tokens import PIECE, norms, peaks, row
 from normprobe.measures.trunk import Tokens, Trunk
 from normprobe.records import Branch, Stream
 
-
-class Moments(NamedTuple):
-    """Of the stream after a write.
-
-    Attributes:
-        mean, std: over all entries.
-        token_cosine: mean cosine between two different tokens of one sample; NaN with one token.
-        first_rms, other_rms: median token RMS of the first tokens of the samples, and of all others.
-    """
-
-    mean: float
-    std: float
-    token_cosine: float
-    first_rms: float
-    other_rms: float
+_SMALL = 1e-2  # of a write that much smaller than its trunk the norms in float32 do not tell the cosine to 1e-4
 
 
 class Sides(NamedTuple):
@@ -58,7 +45,7 @@ class Sides(NamedTuple):
     angle: float = math.nan
 
 
-_Norms = tuple[Tensor, Tensor, Tensor | None]  # of trunk and write, and their product
+_Norms = tuple[Tensor, Tensor, Tensor]  # of trunk and write, and their product; NaN where the norms tell it
 _Operands = tuple[Tensor, Tensor, float, float]  # sampled tokens of trunk and write, and their factors
 
 
@@ -136,7 +123,7 @@ class WriteHandler(Handler):
             tops = tops.where(tokens.weights > 0, 0.0)
         top = int(tops.argmax())  # NaN counts as the largest
         sampled = stats.widen(_rows(x_BSC, tokens.sample))
-        sums = _sums(x_BSC, norms_N, tokens)
+        rest = moments(x_BSC, norms_N, tokens)
         now = _Seen(
             shape=tuple(output.shape),
             dtype=str(output.dtype).removeprefix("torch."),
@@ -145,7 +132,7 @@ class WriteHandler(Handler):
             channel=int(row(x_BSC, top).abs().argmax()),
             massive=massive.find(x_BSC, tops, sampled),
         )
-        self.shared.later(partial(self._finish, now, norms_N, tokens, sampled, sums, self._sides, self._operands))
+        self.shared.later(partial(self._finish, now, norms_N, tokens, sampled, rest, self._sides, self._operands))
 
     def _finish(
         self,
@@ -153,20 +140,20 @@ class WriteHandler(Handler):
         norms_N: Tensor,
         tokens: Tokens,
         sampled_RC: Tensor,
-        sums: Tensor,
+        rest: Callable[[], Moments],
         sides: _Norms | None,
         operands: _Operands | None,
     ) -> None:
-        rms = stats.summary(_at(norms_N, tokens.kept) / math.sqrt(sampled_RC.shape[-1]))
+        rms = stats.summary(tokens.counted(norms_N) / math.sqrt(sampled_RC.shape[-1]))
         if tokens.kept is not None:
             rms = rms._replace(argmax=int(tokens.kept[rms.argmax]))
         self._written = Written(
             **vars(now),
             rms=rms,
             stable_rank=stats.stable_rank(sampled_RC),
-            moments=_moments(sums, norms_N, tokens),
+            moments=rest(),
             rounding=_rounding(operands),
-            sides=_against(sides, norms_N, tokens.kept, math.sqrt(self.stream.width)),
+            sides=_against(sides, norms_N, tokens, math.sqrt(self.stream.width)),
         )
 
     def written(self) -> Written | None:
@@ -185,10 +172,14 @@ class WriteHandler(Handler):
     def _compare(self, trunk: Tensor, write: Tensor, skip: float, factor: float) -> None:
         """Keep the norms of trunk and write, and what bfloat16 would lose of their sum."""
         t_BSC, w_BSC = self.shared.states(trunk), self.shared.states(write)
+        skipped, added = self.shared.norms(trunk) * abs(skip), norms(w_BSC) * abs(factor)
+        product = torch.full_like(skipped, math.nan)
         exact = trunk.dtype in (torch.float32, torch.float64)
-        product = None if exact else (stats.widen(t_BSC) * stats.widen(w_BSC)).sum(-1).flatten() * (skip * factor)
-        sides = self.shared.norms(trunk) * abs(skip), norms(w_BSC) * abs(factor)
-        self._sides = (*sides, product)
+        unclear = added < _SMALL * skipped if exact else torch.ones_like(skipped, dtype=torch.bool)
+        for some in torch.split(unclear.nonzero().flatten(), max(1, PIECE // t_BSC.shape[-1])):
+            products = stats.widen(_rows(t_BSC, some)) * stats.widen(_rows(w_BSC, some))
+            product[some] = products.sum(-1).to(product.dtype) * (skip * factor)
+        self._sides = skipped, added, product
         sample = self.shared.tokens(t_BSC).sample
         self._operands = _rows(t_BSC, sample), _rows(w_BSC, sample), skip, factor
 
@@ -206,33 +197,6 @@ def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
     return 1.0, -alpha if "sub" in op else alpha
 
 
-def _sums(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
-    """Over the tokens of each sample that count: Σ x, and Σ x / |x| without the tokens that are 0; [B, 2, C]."""
-    unit = tokens.weights / norms_N
-    if float(norms_N.min()) == 0:
-        unit = unit.where(norms_N > 0, 0.0)
-    return weighted_sums(x_BSC, torch.stack((tokens.weights, unit)))
-
-
-def _moments(sums: Tensor, norms_N: Tensor, tokens: Tokens) -> Moments:
-    """Mean and standard deviation of all entries, mean cosine between tokens, and the first tokens by themselves."""
-    batch, _, width = sums.shape
-    plain, directed = sums.double().unbind(1)
-    entries = (len(tokens.first) + len(tokens.rest)) * width
-    weighed = (norms_N * tokens.weights if tokens.kept is not None else norms_N).double()
-    mean, square = float(plain.sum()) / entries, float(weighed.dot(weighed)) / entries
-    directions = (tokens.weights * (norms_N != 0)).view(batch, -1).sum(-1).double()
-    pairs = float((directions * (directions - 1)).sum())
-    root = math.sqrt(width)
-    return Moments(
-        mean,
-        std=math.sqrt(max(0.0, square - mean**2)) if math.isfinite(square) else math.nan,
-        token_cosine=float((directed.square().sum(-1) - directions).sum()) / pairs if pairs else math.nan,
-        first_rms=_median(norms_N[tokens.first]) / root,
-        other_rms=_median(norms_N[tokens.rest]) / root,
-    )
-
-
 def _rounding(operands: _Operands | None) -> float:
     """What rounding the sum to bfloat16 loses, as a share of the write."""
     if operands is None:
@@ -244,20 +208,18 @@ def _rounding(operands: _Operands | None) -> float:
     return lost / size if size else math.nan
 
 
-def _against(sides: _Norms | None, norms_N: Tensor, kept: Tensor | None, root: float) -> Sides:
+def _against(sides: _Norms | None, norms_N: Tensor, tokens: Tokens, root: float) -> Sides:
     if sides is None:
         return Sides()
-    trunk, write = (_at(side, kept).double() for side in sides[:2])
-    after, product = _at(norms_N, kept).double(), sides[2]
-    squares = after.square() - trunk.square() - write.square()
-    product = squares / 2 if product is None else _at(product, kept).double()
+    trunk, write, product, after = (tokens.counted(each).double() for each in (*sides, norms_N))
+    product = product.where(~product.isnan(), (after.square() - trunk.square() - write.square()) / 2)
     some = (trunk != 0) | (write != 0)
     if not bool(some.all()):
         trunk, write, after, product = (side[some] for side in (trunk, write, after, product))
     if not trunk.numel():
         return Sides(entry=0.0, write=0.0)
     cosine = (product / (trunk * write)).clamp(-1, 1)
-    angle = ((trunk.square() + product) / (trunk * after)).clamp(-1, 1).acos()
+    angle = torch.atan2(write * (1 - cosine.square()).sqrt(), trunk + write * cosine).where(after > 0, math.nan)
     rows = (x.float() for x in (trunk / root, write / root, write / trunk, write / after, cosine, angle))
     return Sides(*stats.medians(torch.stack(list(rows))))
 
@@ -269,12 +231,3 @@ def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:
 def _rows(x_BSC: Tensor, tokens: Tensor) -> Tensor:
     """The features [R, C] of tokens given by their flat indices."""
     return x_BSC[tokens // x_BSC.shape[1], tokens % x_BSC.shape[1]]
-
-
-def _at(values_N: Tensor, kept: Tensor | None) -> Tensor:
-    return values_N if kept is None else values_N[kept]
-
-
-def _median(values: Tensor) -> float:
-    """NaN where there is none."""
-    return stats.medians(values[None])[0] if values.numel() else math.nan

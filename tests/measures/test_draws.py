@@ -100,3 +100,10 @@ def test_the_scale_of_a_cut_normal_is_its_integral(cut: float) -> None:
     x = torch.linspace(-cut, cut, 200001, dtype=torch.float64)
     density = torch.exp(-x.square() / 2)
     assert truncated_std(cut) == pytest.approx(float(((x.square() * density).sum() / density.sum()).sqrt()), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_squares_of_very_large_and_very_small_values_are_not_lost(scale: float) -> None:
+    found = fit(scale * torch.randn(128, 128), 0)
+    assert found.distribution == "normal"
+    assert found.std == pytest.approx(scale, rel=0.03)

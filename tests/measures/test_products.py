@@ -72,3 +72,17 @@ def test_the_table_has_the_farthest_from_1_first() -> None:
     *_, table = tables(normprobe.probe(model, torch.randn(64, 32), measures="products").data)
     assert [row[0] for row in table.rows] == ["1.weight", "0.weight"]
     assert float(table.rows[0][2]) == pytest.approx(9.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("start", [0, 64 * 64])
+def test_a_weight_in_the_middle_of_a_storage_is_told_from_the_signal(start: int) -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter((torch.randn(2 * 64 * 64) / 8)[start : start + 64 * 64].view(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight @ x
+
+    (product,) = products_of(First(), 10 * torch.randn(64, 100)).products
+    assert product.gain == pytest.approx(1.0, rel=0.1)

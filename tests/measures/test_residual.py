@@ -335,3 +335,42 @@ def test_a_sequence_first_layout_is_told_by_the_attention() -> None:
     found, _ = measure_forward(model, x, anatomy)
     for state in found.residual[0].states:
         assert state.position == state.rms_argmax // 3
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 0.1])
+def test_the_direction_of_a_write_is_told_however_small_it_is(size: float) -> None:
+    biases = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    model, x = Adds(biases * torch.tensor([1.0, *(size,) * 3])[:, None]), torch.zeros(1, 5, 32)
+    trunk = biases[0].double()
+    for state, bias in zip(measured(model, x).states[1:], biases[1:], strict=True):
+        write = size * bias.double()
+        cosine = float(torch.cosine_similarity(trunk, write, dim=0))
+        assert state.write_cosine == pytest.approx(cosine, abs=1e-4)
+        across = write - trunk * (trunk @ write) / trunk.square().sum()
+        assert state.angle == pytest.approx(math.atan2(across.norm(), trunk.norm() + cosine * write.norm()), rel=1e-3)
+        trunk = trunk + write
+
+
+@pytest.mark.parametrize(("mean", "std"), [(100.0, 0.01), (1000.0, 1.0), (0.0, 1.0)])
+def test_the_spread_about_a_far_mean(mean: float, std: float) -> None:
+    x = mean + std * torch.randn(2, 40, 16)
+    model = Adds(torch.zeros(2, 16))
+    for state in measured(model, x).states:
+        assert state.std == pytest.approx(float(x.double().std(correction=0)), rel=1e-3)
+        assert state.mean == pytest.approx(float(x.double().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_stands_at_padding_has_no_part_and_a_sample_of_padding_no_first_token(value: float) -> None:
+    adds, x = Adds(torch.zeros(2, 16)), torch.randn(3, 7, 16)
+    stream = anatomy_of(adds, x).streams[0]
+    padding = torch.zeros(3, 7, dtype=torch.bool)
+    padding[1, 4:] = padding[2] = True
+    handlers = write_handlers(stream, [padding])
+    measure, _ = read_stream(stream, handlers, watch(adds, x.masked_fill(padding[..., None], value), handlers))
+    assert measure is not None
+    first = measure.states[0]
+    assert first.mean == pytest.approx(float(x[~padding].mean()), rel=1e-4)
+    assert first.std == pytest.approx(float(x[~padding].std(correction=0)), rel=1e-4)
+    assert math.isfinite(first.token_cosine)
+    assert first.first_rms == pytest.approx(float(x[:2, 0].square().mean(-1).sqrt().mean()), rel=1e-4)
