@@ -110,3 +110,8 @@ def test_no_error_of_the_api_speaks_of_an_option_of_the_command() -> None:
     with pytest.raises(InputError, match=r"the forward of Linear raised") as caught:
         normprobe.probe(nn.Linear(3, 3), X)
     assert "--" not in str(caught.value)
+
+
+def test_inputs_without_values_are_refused_for_a_model_with_values() -> None:
+    with pytest.raises(InputError, match=r"(?s)the inputs hold no values.*tensors on the meta device"):
+        normprobe.probe(nn.Linear(4, 4), torch.zeros(2, 4, device="meta"))

@@ -61,10 +61,21 @@ def _shapes(inputs: Any) -> str:
 
 def on_device(model: nn.Module, inputs: Inputs) -> Inputs:
     """The inputs on the model's device; where its parameters lie on several, accelerate's hooks move them, and for
-    one on meta the recorder, which remembers their values."""
+    one on meta the recorder, which remembers their values.
+
+    Raises:
+        InputError: the inputs are on meta, and the model is not.
+    """
     devices = {p.device for p in model.parameters()} or {b.device for b in model.buffers()}
     device = devices.pop() if len(devices) == 1 else None
     if device is None or device.type == "meta":
         return inputs
+    if any(t.is_meta for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor)):
+        raise InputError(
+            f"the inputs hold no values, but the model lies on {device}",
+            expected=f"tensors with values, on {device} or another device",
+            found="tensors on the meta device",
+            hint='make inputs with values, or read a model on meta: model.to("meta")',
+        )
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(device), inputs)
     return moved

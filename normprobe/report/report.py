@@ -160,7 +160,11 @@ class Report:
         """
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(ReportData.model_validate(_with_numbers(document)))
+            data = ReportData.model_validate(_with_numbers(document))
+            lacking = {"schema", "target", "anatomy"} - document.keys()
+            if not lacking:
+                return cls(data)
+            found = f"a document without {' and '.join(sorted(lacking))}"
         except OSError as error:
             found = error.strerror or str(error)
         except ValidationError as error:

@@ -189,3 +189,44 @@ def test_a_stream_that_is_returned_raw_is_left_to_its_reader() -> None:
     report = normprobe.probe(nn.Sequential(Block(), Block()), torch.randn(2, 3, WIDTH), level="structure")
     assert only_stream(report.anatomy).final_norm_reason == "returned raw as output"
     assert [(f.code, f.severity.value) for f in report.findings] == [("NP201", "note")]
+
+
+POOLED = {
+    "mean of maps": nn.AdaptiveAvgPool2d(1),
+    "largest of maps": nn.AdaptiveMaxPool2d(1),
+    "mean of rows": nn.Sequential(nn.Flatten(2), nn.AdaptiveAvgPool1d(1)),
+    "largest of rows": nn.Sequential(nn.Flatten(2), nn.AdaptiveMaxPool1d(1)),
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+@pytest.mark.parametrize("pool", POOLED)
+def test_a_pooling_before_the_final_norm_is_no_layer(pool: str, layout: torch.memory_format) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.GroupNorm(1, WIDTH), nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.conv(self.norm(x))
+
+    maps = nn.Sequential(nn.Conv2d(3, WIDTH, 4, 4), Block(), Block())
+    model = nn.Sequential(maps, POOLED[pool], nn.Flatten(1), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    model, x = model.to(memory_format=layout), torch.randn(2, 3, 16, 16).to(memory_format=layout)  # type: ignore[call-overload]
+    stream = only_stream(anatomy_of(model, x))
+    assert (stream.final_norm, stream.needs_final_norm) == ("3", True)
+
+
+def test_a_kernel_over_one_place_is_a_head() -> None:
+    class Maps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = self.norm(self.stem(x)).relu().mean((2, 3), keepdim=True)
+            return self.head(pooled).flatten(1)  # type: ignore[no-any-return]
+
+    head = anatomy_of(Maps(), torch.randn(2, 3, 8, 8)).head
+    assert head is not None
+    assert head.path == "head.weight"

@@ -140,6 +140,8 @@ def test_an_impossible_place_is_named(tmp_path: Path, path: str) -> None:
     ("text", "found"),
     [
         ("", "no JSON text"),
+        ("{}", "a document without anatomy and schema and target"),
+        ('{"schema": "normprobe-report/1"}', "a document without anatomy and target"),
         ("[]", "at `the top`"),
         ('{"schema": "other/1"}', "at `schema`"),
         ('{"schema": "normprobe-report/1", "surprise": 1}', "at `surprise`"),

@@ -92,6 +92,10 @@ _MOVES = frozenset(
         "aten.repeat_interleave",
         "aten.slice_copy",
         "aten.alias",
+        "aten.as_strided_",
+        "aten.squeeze_",
+        "aten.unsqueeze_",
+        "aten.transpose_",
         "aten._conj",
         "aten.fill",
         "aten.reflection_pad1d",
@@ -134,25 +138,40 @@ _POOLS = frozenset(
         "aten.avg_pool1d",
         "aten.avg_pool2d",
         "aten.avg_pool3d",
+        "aten.adaptive_avg_pool1d",
         "aten._adaptive_avg_pool2d",
         "aten._adaptive_avg_pool3d",
     ]
 )
+MAXIMA = frozenset(
+    f"aten.{n}"
+    for n in (
+        "max",
+        "amax",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+        "median",
+        "nanmedian",
+    )
+)  # and medians: one of the elements itself
 _REDUCES = frozenset(
     [
+        *MAXIMA,
         "aten.var",
         "aten.var_mean",
         "aten.std",
         "aten.std_mean",
         "aten.linalg_vector_norm",
         "aten.norm",
-        "aten.amax",
         "aten.amin",
-        "aten.max",
         "aten.min",
+        "aten.mode",
+        "aten.kthvalue",
         "aten.logsumexp",
-        "aten.max_pool2d_with_indices",
-        "aten.max_pool3d_with_indices",
     ]
 )
 _ACTIVATIONS = frozenset(  # pointwise, though torch does not mark them so

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from normprobe.anatomy.flow.levels import Level
-from normprobe.anatomy.flow.ops import ACCUMULATING, LIGHT, REST, Role, base
+from normprobe.anatomy.flow.ops import ACCUMULATING, LIGHT, MAXIMA, REST, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.trace import Ref
-
-_MAXIMA = frozenset({"aten.max_pool2d_with_indices", "aten.max", "aten.amax"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def _integers(flow: Flow, value: int) -> bool:
 
 def pools(step: Step) -> bool:
     """Whether a step draws neighbours together into their mean, sum or maximum."""
-    return step.role is Role.POOL or (step.role is Role.REDUCE and base(step.node.op) in _MAXIMA)
+    return step.role is Role.POOL or (step.role is Role.REDUCE and base(step.node.op) in MAXIMA)
 
 
 def operand_factor(step: Step, value: int) -> float:

@@ -189,7 +189,7 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
     softcap: float | None = None
     while (step := flow.made_by(value)) is not None:
         if step.role is Role.MATMUL:
-            name = next((p for p in step.parameters if len(_shape(flow, p)) == 2), None)
+            name = next((p for p in step.parameters if _is_matrix(_shape(flow, p))), None)
             if name is None:
                 return None
             path, tied = _names(model, name, flow.path(step))
@@ -210,6 +210,11 @@ def read_head(flow: Flow, value: int, model: nn.Module) -> Head | None:
             multiplier = _times(flow, step, multiplier)
         value = step.inputs[0]
     return None
+
+
+def _is_matrix(shape: tuple[int, ...]) -> bool:
+    """Whether a weight is a matrix: a kernel over one place is."""
+    return len(shape) > 1 and all(size == 1 for size in shape[2:])
 
 
 def _updated(flow: Flow, step: Step) -> int | None:
