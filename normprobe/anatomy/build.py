@@ -171,7 +171,7 @@ def _with_own_final(flow: Flow, stream: ReadStream, streams: Sequence[ReadStream
     if not into:
         return stream
     reason = f"the stream {into[0].record.name} goes on from it"
-    lost = {"final_norm": None, "needs_final_norm": None, "final_norm_reason": reason}
+    lost = {"final_norm": None, "needs_final_norm": None, "final_norm_reason": reason, "raw_end": None}
     return replace(stream, record=record.model_copy(update=lost))
 
 

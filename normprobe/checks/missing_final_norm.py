@@ -8,8 +8,6 @@ from typing import final
 from normprobe.checks.base import Check, Outcome, number
 from normprobe.records import Finding, ReportData, Severity, Stream
 
-_RETURNED = "returned raw"
-
 
 @final
 @dataclass(frozen=True)
@@ -78,17 +76,19 @@ class MissingFinalNorm(Check):
             text,
             value=measure.states[-1].rms_median if measure else None,
             source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
-            severity=Severity.NOTE if stream.final_norm_reason.startswith(_RETURNED) else None,
+            severity=Severity.NOTE if stream.raw_end is not None and stream.raw_end.returned else None,
         )
 
     @staticmethod
     def _reading(stream: Stream, data: ReportData) -> str:
         """Who reads the raw stream: what the Anatomy says of it, else the head where there is one."""
         writes, reason = f"after {stream.depth} write{'' if stream.depth == 1 else 's'}", stream.final_norm_reason
-        if reason.startswith(_RETURNED):
-            return f"the stream is {reason}, {writes}; what reads it there is not seen and has to norm it"
-        if reason.startswith("read "):
-            return f"the raw stream is {reason}, {writes}"
+        end = stream.raw_end
+        if end is not None and end.returned:
+            unseen = "what reads it there is not seen and has to norm it"
+            return f"the stream is returned raw as {end.reader}, {writes}; {unseen}"
+        if end is not None:
+            return f"the raw stream is read without a norm by {end.reader}, {writes}"
         if reason or data.anatomy.head is None:
             return f"no norm follows the stream {writes} ({reason or 'no head was found'})"
         return f"the head reads the raw stream, without a norm, {writes}"

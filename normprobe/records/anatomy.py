@@ -101,12 +101,21 @@ class Branch(Record):
     apart: bool = True
 
 
+class RawEnd(Record):
+    """What a stream's end goes to raw, where it needs a norm there and has none: `reader` is the first that reads it,
+    or, where the stream itself is `returned` (pooled perhaps), the name of that output."""
+
+    reader: str
+    returned: bool = False
+
+
 class Stream(Record):
     """One residual stream: `depth` writes to a trunk of `width` features at its start.
 
     `widths` are its widths from first to last, more than one where skips are projected.
     `feature_axis` is the axis of the features in the stream's tensors (-1, or 1 for channels-first maps).
-    `final_norm_reason` says why `final_norm` is null where that is no fault, or what was found.
+    `final_norm_reason` says why `final_norm` is null where that is no fault, or what was found; `raw_end` tells what
+    stands there in place of a norm that is missing.
     `input_multiplier` is the constant factor between the source of the stream and its first read; None: not constant.
     `topology` tells an unusual residual path: "parallel_streams" (`copies` of the trunk, mixed by small matrices or
     each given its share of what a branch writes: hyper-connections, AltUp), "reversible" (two trunks, each written by
@@ -125,6 +134,7 @@ class Stream(Record):
     final_norm: str | None = None
     needs_final_norm: bool | None = None
     final_norm_reason: str = ""
+    raw_end: RawEnd | None = None
     raw_readers: tuple[str, ...] = ()
     input_multiplier: float | None = 1.0
     feature_axis: int = -1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import normprobe
+from normprobe.records import RawEnd
 from tests.anatomy.reading import anatomy_of, only_stream
 
 WIDTH = 8
@@ -88,6 +89,7 @@ def test_the_reader_behind_which_no_norm_comes_is_named() -> None:
     (stream,) = anatomy_of(model, torch.randn(2, 3, WIDTH)).streams
     assert (stream.final_norm, stream.needs_final_norm) == (None, True)
     assert stream.final_norm_reason == "read without a norm by 3.head"
+    assert stream.raw_end == RawEnd(reader="3.head")
 
 
 def test_a_function_without_a_bound_is_no_soft_cap() -> None:
@@ -187,7 +189,7 @@ def test_a_stream_that_is_returned_raw_is_left_to_its_reader() -> None:
             return x + self.f(self.norm(x).relu())  # type: ignore[no-any-return]
 
     report = normprobe.probe(nn.Sequential(Block(), Block()), torch.randn(2, 3, WIDTH), level="structure")
-    assert only_stream(report.anatomy).final_norm_reason == "returned raw as output"
+    assert only_stream(report.anatomy).raw_end == RawEnd(reader="output", returned=True)
     assert [(f.code, f.severity.value) for f in report.findings] == [("NP201", "note")]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normprobe.checks import find, run
-from normprobe.records import Finding, Head, Measurements, ReportData, Skipped
+from normprobe.records import Finding, Head, Measurements, RawEnd, ReportData, Skipped
 from tests.checks import builders as b
 
 NAN, INF = math.nan, math.inf
@@ -32,7 +32,7 @@ def test_np201_finds_a_stream_that_needs_a_norm_and_states_what_the_head_reads(p
 
 @pytest.mark.parametrize("head", [None, Head(path="head.weight")])
 def test_np201_says_what_reads_the_stream(head: Head | None) -> None:
-    raw = b.stream(final_norm=None, final_norm_reason="read without a norm by last_hidden_state")
+    raw = b.stream(final_norm=None, raw_end=RawEnd(reader="last_hidden_state"))
     data = b.document(streams=(raw,), residual=())
     data = data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"head": head})})
     (found,), _ = judge("NP201", data)
@@ -40,7 +40,7 @@ def test_np201_says_what_reads_the_stream(head: Head | None) -> None:
 
 
 def test_np201_leaves_a_stream_that_is_returned_to_its_reader() -> None:
-    raw = b.stream(final_norm=None, final_norm_reason="returned raw as last_hidden_state")
+    raw = b.stream(final_norm=None, raw_end=RawEnd(reader="last_hidden_state", returned=True))
     (found,), _ = judge("NP201", b.document(streams=(raw,), residual=()))
     assert found.severity.value == "note"
     assert found.message == (

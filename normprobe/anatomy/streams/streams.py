@@ -21,7 +21,7 @@ from normprobe.anatomy.streams.branches import Reading, branch_records, norm_pat
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.streams.topology import topology
 from normprobe.anatomy.streams.writes import Trunks, Write
-from normprobe.records import Branch, NormSite, Stream
+from normprobe.records import Branch, NormSite, RawEnd, Stream
 from normprobe.records.anatomy import Placement
 
 _KEEPING = LIGHT | {Role.NORM, Role.ACT, Role.GATE}  # steps that keep the layout, and views, which can be followed
@@ -223,8 +223,9 @@ def _final(
     path, needed, reason = _final_norm(out, branches, norms, ahead, alone)
     if later and needed and path is None:
         needed, reason = None, f"the first output takes features at an inner layer; the end is {reason}"
-    reason = reason or unread
-    return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason}
+    missing = needed and path is None and out.raw_way is not None
+    end = RawEnd(reader=out.raw_way or "", returned=out.returned) if missing else None
+    return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason or unread, "raw_end": end}
 
 
 def _final_norm(
