@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 from torch.jit import ScriptModule
 
+from normprobe.anatomy.attention.kernels import mixing
 from normprobe.anatomy.attention.ops import AttentionOp, find_attention
 from normprobe.anatomy.attention.sites import ReadSite, read_attention
 from normprobe.anatomy.flow.build import build as build_flow
@@ -71,21 +72,33 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         norms=with_roles([*norms, *aside], streams, others, sites, flow),
         streams=tuple(s.record for s in streams),
         attention=tuple(_crossed(site.record, op, streams) for site, op in zip(sites, attention, strict=True)),
-        reparametrizations=(
-            *find_reparametrizations(model, flow),
-            *find_unused_reparametrizations(model, trace),
-        ),
+        reparametrizations=(*find_reparametrizations(model, flow), *find_unused_reparametrizations(model, trace)),
         head=head,
         weights=find_weights(flow, streams, head),
     )
-    assumed = [Skipped(what="data flow", why=note) for note in (trace.notes)]
+    assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     unread = _unread(flow, value) if head is None else []
-    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread, *_unknown_rows(sites)), trace.wrote)
+    unread += [*_unknown_kernels(flow, streams), *_unknown_rows(sites)]
+    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread), trace.wrote)
 
 
 def _unread(flow: Flow, value: int | None) -> list[Skipped]:
     why = unread_head(flow, value) if value is not None else None
     return [Skipped(what="head", why=why)] if why is not None else []
+
+
+def _unknown_kernels(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Skipped]:
+    """Operations of other libraries that left the kind of branches unknown, with the first of those branches."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for reading in (r for stream in streams for r in stream.readings if r.kind == "other"):
+        for step in (flow.steps[i] for i in sorted(reading.part.region)):
+            told = mixing(flow, step)
+            if told is not None and told.how == "unknown":
+                paths.setdefault((step.node.op, told.why), []).append(flow.path(step) or ".")
+    for (op, why), found in paths.items():
+        where = list(dict.fromkeys(found))
+        others = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        yield Skipped(what=f"kind of the branch with {op} at {where[0]}{others}", why=f"the operation {why}")
 
 
 def _unknown_rows(sites: Sequence[ReadSite]) -> Iterator[Skipped]:

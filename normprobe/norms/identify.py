@@ -157,14 +157,17 @@ def _elementwise(subject: Subject, exact: Instance) -> NormSpec | None:
 
 def _exact(subject: Subject) -> Instance:
     """The instance in the widest dtype that runs, float64 or float32."""
-    for dtype in EXACT[:-1]:
+    for dtype in EXACT:
         instance = subject.instance(dtype, SEED)
         try:
             instance.call(torch.ones(subject.shape, dtype=dtype, device=subject.device))
-        except (RuntimeError, TypeError, ValueError):  # no float64 here; float32 is tried without a net
+        except (NotComparableError, UnreadableAnatomyError):
+            raise
+        except Exception as error:  # an operation of another library may raise anything
+            failure = error
             continue
         return instance
-    return subject.instance(EXACT[-1], SEED)
+    raise UnreadableAnatomyError(f"it runs neither in float64 nor in float32: {failure}") from failure
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import normprobe
+from normprobe.anatomy.attention import kernels
 from normprobe.records import Anatomy
 from tests.anatomy.reading import anatomy_of, only_stream
 
@@ -90,10 +92,50 @@ def sums(a: Tensor) -> Tensor:
     return a.cumsum(1)
 
 
+@torch.library.custom_op("normprobe_kinds::product", mutates_args=())
+def product(a: Tensor, weight: Tensor) -> Tensor:
+    return a @ weight.T
+
+
+@torch.library.custom_op("normprobe_kinds::drop", mutates_args=())
+def drop(a: Tensor) -> Tensor:
+    return F.dropout(a, 0.5)
+
+
+@torch.library.custom_op("normprobe_kinds::mix_into", mutates_args=("out",))
+def mix_into(a: Tensor, b: Tensor, c: Tensor, out: Tensor) -> None:
+    out.copy_(F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (a, b, c))).transpose(1, 2))
+
+
+@torch.library.custom_op("normprobe_kinds::elsewhere", mutates_args=(), device_types="cuda")
+def elsewhere(a: Tensor) -> Tensor:
+    """An operation without a kernel for the processor."""
+    return a.cumsum(1)
+
+
+@elsewhere.register_fake
+def _(a: Tensor) -> Tensor:
+    return torch.empty_like(a)
+
+
+@drop.register_fake
+def _(a: Tensor) -> Tensor:
+    return torch.empty_like(a)
+
+
+def written_attention(_: nn.Module, h: Tensor) -> Tensor:
+    q, k, v = heads(h)
+    made = torch.empty_like(q)
+    mix_into(q, k, v, made)
+    return made.flatten(2)
+
+
 KERNELS: dict[str, tuple[Inside, str]] = {
     "each token alone": (lambda _, h: flash_attention_gate(*h.chunk(3, -1)), "mlp"),
     "attention": (lambda _, h: mix(*heads(h)).flatten(2), "attention"),
+    "attention into a given tensor": (written_attention, "attention"),
     "of another kind": (lambda _, h: sums(h[..., :8].contiguous()), "other"),
+    "at random": (lambda _, h: drop(h[..., :8].contiguous()), "mlp"),
 }
 
 
@@ -101,6 +143,42 @@ KERNELS: dict[str, tuple[Inside, str]] = {
 def test_operations_of_other_libraries_are_told_by_what_they_do(name: str) -> None:
     inside, kind = KERNELS[name]
     assert [b.kind for b in only_stream(read(Block(inside, into=8))).branches] == [kind] * 2
+
+
+class Products(nn.Module):
+    """An MLP of which every product is an operation of another library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Parameter(torch.randn(INNER, WIDTH)), nn.Parameter(torch.randn(WIDTH, INNER))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + product(F.gelu(product(self.norm(x), self.up)), self.down)  # type: ignore[no-any-return]
+
+
+def test_products_of_another_library_make_an_mlp() -> None:
+    assert [b.kind for b in only_stream(read(Products())).branches] == ["mlp"] * 2
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        (lambda _, h: elsewhere(h), "could not be run on random numbers (NotImplementedError"),
+        (lambda _, h: drop(h), "reads more than 64 numbers"),
+    ],
+)
+def test_an_operation_that_cannot_be_run_leaves_the_kind_unknown(
+    monkeypatch: pytest.MonkeyPatch, inside: Inside, why: str
+) -> None:
+    if "64" in why:
+        monkeypatch.setattr(kernels, "_LARGEST", 64)
+    block = Block(inside).to("meta")
+    report = normprobe.probe(block, torch.empty(1, TOKENS, WIDTH, device="meta"), level="structure")
+    assert [b.kind for b in only_stream(report.anatomy).branches] == ["other"]
+    (skipped,) = [s for s in report.skipped if s.what.startswith("kind of the branch")]
+    assert skipped.what.startswith("kind of the branch with normprobe_kinds.")
+    assert why in skipped.why
 
 
 def heads(h: Tensor) -> tuple[Tensor, ...]:

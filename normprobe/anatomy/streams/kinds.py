@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from normprobe.anatomy.attention.kernels import Mixing, mixing
+from normprobe.anatomy.attention.kernels import mixing
 from normprobe.anatomy.attention.ops import AttentionOp, operands
 from normprobe.anatomy.flow.along import along, factors, tokens_meet
 from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign, slides
@@ -57,14 +57,13 @@ def branch_kind(
     heavy = {base(s.node.op) for s in steps if s.role is Role.HEAVY}
     if any(word in name for name in heavy if not foreign(name) for word in _RECURRENT):
         return "recurrent"
-    kernels = [(s, how) for s in steps if (how := mixing(flow, s)) is not None]
-    if kernels:
-        return _by_kernels(flow, part, kernels)
+    by_kernels = _by_kernels(flow, part, steps)
+    if by_kernels is not None:
+        return by_kernels
     mixer = _mixer(flow, part, steps)
     if mixer is not None:
         return mixer
-    weighted = any(s.role is Role.MATMUL and (s.parameters or not s.statics) for s in steps)  # or with packed weights
-    if _reads_elsewhere(flow, part, write) or not weighted:
+    if _reads_elsewhere(flow, part, write) or not any(_weights(flow, s) for s in steps):
         return "other"
     return "mlp"
 
@@ -83,13 +82,22 @@ def _mixer(flow: Flow, part: Part, steps: list[Step]) -> BranchKind | None:
     return None
 
 
-def _by_kernels(flow: Flow, part: Part, kernels: Sequence[tuple[Step, Mixing]]) -> BranchKind:
-    """The kind of a branch that mixes tokens by operations of other libraries."""
-    attending = [step for step, how in kernels if how == "attention"]
+def _by_kernels(flow: Flow, part: Part, steps: Sequence[Step]) -> BranchKind | None:
+    """The kind of a branch with operations of other libraries that mix tokens, or may do so."""
+    found = [(step, how.how) for step in steps if (how := mixing(flow, step)) is not None and how.how != "alone"]
+    attending = [step for step, how in found if how == "attention"]
     if not attending:
-        return "other"
+        return "other" if found else None
     own = any(flow.producer.get(step.inputs[1], -1) in part.region for step in attending)
     return "attention" if own else "cross_attention"
+
+
+def _weights(flow: Flow, step: Step) -> bool:
+    """Whether a step multiplies by weights, be they packed; of another library's operations one that takes a matrix."""
+    if step.role is Role.MATMUL:
+        return bool(step.parameters) or not step.statics
+    learned = (v for v in step.statics if flow.levels.parameters(v) or flow.levels.buffers(v))
+    return step.role is Role.HEAVY and foreign(step.node.op) and any(len(flow.shape(v)) > 1 for v in learned)
 
 
 def _own_key(flow: Flow, op: AttentionOp, part: Part, source: int) -> bool:
