@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normprobe.anatomy.attention.unseen import lowest_reached, unseen
 from normprobe.capture.watch import Handler
-from normprobe.measures.logits import MASKED, Lengths, LogitStats, lengths, logit_stats, row_stats
+from normprobe.measures.logits import Lengths, LogitStats, lengths, logit_stats, row_stats
 from normprobe.measures.padding import fitting
 from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits, Margins
 
@@ -24,6 +25,7 @@ ROWS = 64  # query rows that are looked at
 _NAMES = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "bound", "q_rms", "k_rms"
 _MARGINS = "std", "entropy", "saturated", "first_token"
 _PIECE = 4 * 2**20  # logits in one go
+_LOWEST = -1e4  # where all logits are that low a mask hides them
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class LogitHandler(Handler):
     """Measures one attention site.
 
     All query rows are looked at where there are at most `ROWS` or `exact` asks for them, else a seeded sample of that
-    many, the same for every head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest |bias|
-    more where the mask adds one; where only the logits are seen (a softmax) it is the largest |logit| over all
-    rows, which is exact.
+    many, the same for every head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest bias
+    more where the mask adds one; where only the logits are seen (a softmax) it is the largest of all rows, which is
+    exact.
     """
 
     def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = (), exact: bool = False) -> None:
@@ -71,8 +73,8 @@ class LogitHandler(Handler):
         chosen = _with_causal(_take(mask, rows), rows, k.shape[2], bool(arguments.get("is_causal", False)))
         all_rows = lengths(q, k, scale)
         if mask is not None and mask.is_floating_point():
-            larger = zip(all_rows.bound, _largest(mask, q.shape[1]), strict=True)
-            all_rows = all_rows._replace(bound=tuple(b + m for b, m in larger))
+            biases = zip(all_rows.bound, _largest(mask, q.shape[1]), strict=True)
+            all_rows = all_rows._replace(bound=tuple(b + most for b, most in biases))
         chosen = self._without_padding(chosen, q, rows)
         operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap)
         self._finish(operands, all_rows, q, rows)
@@ -92,7 +94,7 @@ class LogitHandler(Handler):
             zeros.expand(batch, heads, len(rows), 1),
             zeros.expand(batch, heads, keys, 1),
             1.0,
-            self._without_padding(logits.index_select(2, rows), logits, rows),
+            self._without_padding(_hide(logits.index_select(2, rows)), logits, rows),
         )
         unknown = (math.nan,) * heads
         self._finish(operands, Lengths(_largest(logits, heads), unknown, unknown), logits, rows)
@@ -187,8 +189,11 @@ def _mask(mask: Tensor, lead: Sequence[int], batch_heads: Sequence[int]) -> Tens
 
 
 def _take(mask: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The sampled rows of a mask; a mask that is the same for all rows stays as it is."""
-    return mask if mask is None or mask.shape[2] == 1 else mask.index_select(2, rows)
+    """The sampled rows of a mask, −inf where it hides; a mask that is the same for all rows has one."""
+    if mask is None:
+        return None
+    taken = mask if mask.shape[2] == 1 else mask.index_select(2, rows)
+    return taken.masked_fill(unseen(taken), -torch.inf) if taken.is_floating_point() else taken
 
 
 def _with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
@@ -201,11 +206,18 @@ def _with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> 
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
 
 
-def _largest(logits: Tensor, heads: int) -> tuple[float, ...]:
-    """Largest |logit| of each head over what is not masked, `ROWS` rows at a time; 0 where all is masked."""
-    most = logits.new_zeros(logits.shape[1], dtype=torch.float32)
-    for start in range(0, logits.shape[2], ROWS):
-        part = logits[:, :, start : start + ROWS]
-        size = part.abs().masked_fill_(part <= MASKED, 0).amax((0, 2, 3)).float()
-        most = torch.maximum(most, size)
-    return tuple(most.expand(heads).tolist())
+def _hide(logits: Tensor) -> Tensor:
+    """Overwrites with −inf what a mask was added to: what lies below 0 and a gap that no logit of any row fills and
+    that is as wide as those above it are spread; logits alone leave narrower ones, or wide ones in a few rows."""
+    values = logits.flatten()
+    top = values.amax(0, keepdim=True)
+    if not bool(top.isfinite()):
+        values = values.nan_to_num(0.0, 0.0, -torch.inf)
+        top = values.amax(0, keepdim=True)
+    top = top.clamp(min=_LOWEST)
+    return logits.masked_fill_(logits < lowest_reached(values, top.clamp(max=0), top), -torch.inf)
+
+
+def _largest(added: Tensor, heads: int) -> tuple[float, ...]:
+    """The largest number of each head."""
+    return tuple(added.amax((0, 2, 3)).float().expand(heads).tolist())

@@ -15,7 +15,6 @@ from torch import Tensor
 from normprobe import stats
 
 SATURATED = 0.99  # a row whose largest probability is above this
-MASKED = -1e4  # an additive mask this low leaves a probability of exactly 0 in float32
 _NEVER = -1e30  # added to masked logits: float32 drops what they were, a probability of exactly 0, and 0 · _NEVER is 0
 _LOG2_E = 1 / math.log(2)
 _WIDE = 2.576  # standard errors on each side: 99 %
@@ -66,8 +65,8 @@ def row_stats(
         q: [B, H, R, D], any real dtype.
         k: [B, K, T, D] with H a multiple of K.
         scale: factor on q·kᵀ, a number or broadcastable to [B, H, R, 1].
-        mask: broadcastable to [B, H, R, T]; boolean (True: attend), or additive (its finite part is a bias;
-            entries at or below `MASKED` count as masked).
+        mask: broadcastable to [B, H, R, T]; boolean (True: attend), or additive (-inf: masked; all
+            others are a bias).
         softcap: c of c·tanh(logit / c), or None.
 
     Raises:
@@ -121,8 +120,7 @@ def _hidden(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """What hides the masked logits when it is added (`_NEVER`, else 0), and what the mask itself adds to the others."""
     if mask.dtype is torch.bool:
         return torch.zeros((), dtype=dtype, device=mask.device).where(mask, _NEVER), None
-    seen = mask > MASKED
-    seen |= mask.isnan()
+    seen = mask != -torch.inf
     hidden = torch.zeros((), dtype=dtype, device=mask.device).where(seen, _NEVER)
     bias = mask.to(dtype).where(seen, 0.0)
     return hidden, bias if bool(bias.any()) else None

@@ -147,8 +147,8 @@ class HeadLogits(Record):
     Attributes:
         sampled_max: largest logit over the sampled query rows.
         uncapped_max: the same before the soft cap; equal where there is none.
-        bound: an upper bound on every |logit| over all rows and keys: max|q|·max|k|·|scale| plus the largest
-            |mask bias| where q and k were seen; the largest |logit| itself where the logits were.
+        bound: an upper bound on every logit over all rows and keys: max|q|·max|k|·|scale| plus the largest mask
+            bias where q and k were seen; the largest logit itself where the logits were.
         std: standard deviation of the unmasked logits in the sampled rows.
         entropy: mean row entropy over ln(number of unmasked keys), in [0, 1]; rows with one key are left out.
         saturated: share of sampled rows whose largest probability exceeds 0.99 (rows with one key left out).

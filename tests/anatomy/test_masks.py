@@ -120,6 +120,17 @@ OTHERS = {
         (True, None, False, True),
     ),
     "steep slopes": (lambda m, p: p - 20.0 * torch.arange(TOKENS).flip(0), (False, None, False, True)),
+    "scaled to nothing": (lambda m, p: (p - 1000.0 * future(m, p)) * 0.001, (False, None, False, True)),
+    "taken twice": (lambda m, p: torch.add(p, future(m, p).float(), alpha=-100.0), (True, None, False, False)),
+    "scaled and hidden still": (lambda m, p: (p - 1000.0 * future(m, p)) / 4, (True, None, False, False)),
+    "scaled by what differs": (
+        lambda m, p: p.masked_fill(future(m, p), -1000.0) * m.sink.view(-1, 1, 1).sigmoid(),
+        (None, None, False, False),
+    ),
+    "raised in some rows": (
+        lambda m, p: p + 60.0 * (1 - future(m, p).float()) * (torch.arange(TOKENS) < 3).view(-1, 1),
+        (False, None, False, True),
+    ),
     "hidden by its size": (lambda m, p: p.masked_fill(p > 0.1, -torch.inf), (None, None, False, False)),
     "learned sink": (
         lambda m, p: torch.cat(

@@ -131,7 +131,7 @@ def test_logits_that_reach_a_softmax(shape: tuple[int, ...]) -> None:
     measure = measured(site(4, SOFTMAX), self=logits.reshape(shape), dim=-1)
     seen = (q @ k.mT).masked_fill(~CAUSAL, -math.inf)
     assert_heads(measure, seen)
-    exact = (q @ k.mT).abs().masked_fill(~CAUSAL, 0).amax((0, 2, 3))
+    exact = seen.amax((0, 2, 3))
     assert [head.bound for head in measure.heads] == pytest.approx(exact.tolist())
 
 
@@ -139,7 +139,7 @@ def test_minus_ten_thousand_is_a_mask() -> None:
     q, k = qk()
     masked = (q @ k.mT).masked_fill(~PADDED, -10_000.0)
     heads = measured(site(4, SOFTMAX), self=masked, dim=-1).heads
-    assert max(head.bound for head in heads) == pytest.approx(float((q @ k.mT)[masked > -10_000].abs().max()))
+    assert max(head.bound for head in heads) == pytest.approx(float(masked.max()))
 
 
 def test_the_bound_holds_with_a_bias_and_is_the_product_of_the_longest_rows() -> None:
@@ -149,8 +149,30 @@ def test_the_bound_holds_with_a_bias_and_is_the_product_of_the_longest_rows() ->
     assert [head.bound for head in plain.heads] == pytest.approx(longest.tolist())
     biased = measured(site(4), query=q, key=k, attn_mask=100 * BIAS)
     assert all(head.bound >= head.sampled_max for head in biased.heads)
-    most = (100 * BIAS).abs().amax((0, 2, 3))
+    most = (100 * BIAS).amax((0, 2, 3))
     assert [head.bound for head in biased.heads] == pytest.approx((longest + most).tolist())
+
+
+def test_a_bias_below_0_everywhere_does_not_raise_the_bound() -> None:
+    q, k = qk()
+    slopes = -30.0 * (torch.arange(10)[:, None] - torch.arange(10)).abs()
+    plain, biased = measured(site(4), query=q, key=k), measured(site(4), query=q, key=k, attn_mask=slopes)
+    assert [head.bound for head in biased.heads] == [head.bound for head in plain.heads]
+
+
+@pytest.mark.parametrize("low", [-100.0, -1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_mask_hides_however_low_it_is(low: float) -> None:
+    q, k = qk()
+    logits, mask = q @ k.mT / math.sqrt(8), torch.zeros(10, 10).masked_fill(~CAUSAL, low)
+    assert_heads(measured(site(4), query=q, key=k, attn_mask=mask), logits.masked_fill(~CAUSAL, -math.inf))
+    assert_heads(measured(site(4, SOFTMAX), self=logits + mask, dim=-1), logits.masked_fill(~CAUSAL, -math.inf))
+
+
+def test_logits_that_are_far_apart_by_themselves_are_not_hidden() -> None:
+    q, k = qk()
+    assert_heads(measured(site(4, SOFTMAX), self=20 * q @ k.mT, dim=-1), 20 * q @ k.mT)
+    low = q @ k.mT - 300
+    assert_heads(measured(site(4, SOFTMAX), self=low, dim=-1), low)
 
 
 def test_a_sample_is_seeded_and_holds_at_most_64_rows() -> None:
