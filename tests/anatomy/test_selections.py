@@ -63,11 +63,20 @@ def copied(block: Block, x: Tensor) -> Tensor:
     return x
 
 
+def beside(block: Block, x: Tensor) -> Tensor:
+    return torch.cat([x[:, :1] + block.branch(x)[:, :1], x[:, 1:]], 1)
+
+
+def excited(block: Block, x: Tensor) -> Tensor:
+    x = x + block.branch(x)
+    return x * block.route(x.mean(1, keepdim=True)).sigmoid()
+
+
 def spread(block: Block, x: Tensor) -> Tensor:
     return x + block.branch(x.mean(1, keepdim=True))
 
 
-@pytest.mark.parametrize("way", [routed, chosen, put_back, masked, sliced, copied, spread])
+@pytest.mark.parametrize("way", [routed, chosen, put_back, masked, sliced, copied, spread, beside])
 def test_the_trunk_is_one_stream_and_its_raw_end_is_seen(way: Callable[[Block, Tensor], Tensor]) -> None:
     model = nn.Sequential(*[Block(way) for _ in range(3)], nn.Linear(WIDTH, 5))
     report = normprobe.probe(model, torch.randn(2, TOKENS, WIDTH), level="structure")
@@ -75,6 +84,56 @@ def test_the_trunk_is_one_stream_and_its_raw_end_is_seen(way: Callable[[Block, T
     assert (stream.depth, stream.placement, stream.topology) == (3, "pre", "ordinary")
     assert stream.branches[1].pre_norm == "1.norm"
     assert "NP201" in {finding.code for finding in report.findings}
+
+
+def test_a_gate_that_the_trunk_makes_for_itself_does_not_end_it() -> None:
+    model = nn.Sequential(*[Block(excited) for _ in range(3)], nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    stream = only_stream(anatomy_of(model, torch.randn(2, TOKENS, WIDTH)))
+    assert (stream.depth, stream.topology, stream.final_norm) == (3, "ordinary", "3")
+
+
+class Dual(nn.Module):
+    """A residual path and one that grows, put side by side; every block reads both."""
+
+    def __init__(self, grown: int) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(WIDTH + grown), nn.Linear(WIDTH + grown, 16)
+        self.down = nn.Linear(16, WIDTH + 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.relu(self.up(self.norm(x))))
+        return torch.cat([x[..., :WIDTH] + y[..., :WIDTH], x[..., WIDTH:], y[..., WIDTH:]], -1)
+
+
+def test_one_of_two_paths_that_are_read_side_by_side_is_one_stream() -> None:
+    model = nn.Sequential(*[Dual(2 * i) for i in range(4)], nn.LayerNorm(WIDTH + 8), nn.Linear(WIDTH + 8, 5))
+    stream = only_stream(anatomy_of(model, torch.randn(2, TOKENS, WIDTH)))
+    assert (stream.depth, stream.width, stream.final_norm) == (4, WIDTH, "4")
+
+
+def test_what_another_stream_adds_to_a_part_of_the_trunk_does_not_end_it() -> None:
+    """Finer features are added to all tokens but the first, before every block."""
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+            self.fine, self.coarse = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            layers = [(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 9), nn.GELU(), nn.Linear(9, WIDTH)) for _ in range(3)]
+            self.up = nn.ModuleList(nn.Sequential(*each) for each in layers)
+            self.blocks = nn.ModuleList(Block(lambda block, x: x + block.branch(x)) for _ in range(3))
+            self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            fine = self.fine(x)
+            x = torch.cat([self.token.expand(len(x), -1, -1), self.coarse(x)], 1)
+            for up, block in zip(self.up, self.blocks, strict=True):
+                x = block(torch.cat([x[:, :1], x[:, 1:] + up(fine)], 1))
+            return self.head(x)  # type: ignore[no-any-return]
+
+    stream = only_stream(anatomy_of(Nested(), torch.randn(2, TOKENS, WIDTH)))
+    assert [b.block for b in stream.branches[1:]] == [f"blocks.{i}" for i in range(3)]  # the first sum joins both
+    assert stream.final_norm == "head.0"
 
 
 def test_a_branch_masked_by_a_number_is_read() -> None:

@@ -20,10 +20,10 @@ def pieces(trace: Trace) -> dict[int, int]:
     found: dict[int, dict[int, int]] = {v: {} for v in joined}
     for node in trace.nodes:
         for value in joined.intersection(node.inputs):
-            taken = _taken(trace, node)
-            if len(taken) < len(node.outputs):
+            held = taken(trace, node)
+            if len(held) < len(node.outputs):
                 joined.discard(value)
-            found[value].update(taken)
+            found[value].update(held)
     return {output: piece for value in joined for output, piece in found[value].items()}
 
 
@@ -57,7 +57,7 @@ def _permutation(node: Node, rank: int) -> list[int]:
     return order
 
 
-def _taken(trace: Trace, node: Node) -> dict[int, int]:
+def taken(trace: Trace, node: Node) -> dict[int, int]:
     """The outputs of a node that are tensors which its input was joined from."""
     joined = node.args[0] if node.args else None
     if not isinstance(joined, Ref):

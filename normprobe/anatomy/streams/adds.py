@@ -16,7 +16,7 @@ from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 from normprobe.anatomy.streams.copies import apart
 from normprobe.anatomy.streams.moves import chooses
 from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, heavy, make_part, region_to, steering
-from normprobe.anatomy.streams.selections import latest, side_by_side
+from normprobe.anatomy.streams.selections import latest, put_together, side_by_side, taken_out
 from normprobe.anatomy.streams.shortcuts import projected, projections
 from normprobe.anatomy.streams.splits import split
 from normprobe.anatomy.streams.trunks import joins, mixture, states
@@ -38,10 +38,8 @@ def find_writes(flow: Flow) -> Trunks:
     """All residual adds, the sums of two states of one trunk and the choices between them, in order of time."""
     trunks = Trunks()
     for step in flow.steps:
-        if step.role is Role.MOVE and len(step.inputs) > 1:
-            chosen = latest(flow, step, trunks)
-            if chosen is not None:
-                trunks.choices[step.id] = chosen
+        if step.role is Role.MOVE:
+            _read_move(flow, step, trunks)
         elif step.role is Role.ADD and len(step.inputs) == 2:
             _read_sum(flow, step, trunks)
         elif step.role is Role.MATMUL and len(step.inputs) == 1 and step.parameters:
@@ -49,6 +47,19 @@ def find_writes(flow: Flow) -> Trunks:
             if later is not None:
                 trunks.drawn[step.id] = later
     return trunks
+
+
+def _read_move(flow: Flow, step: Step, trunks: Trunks) -> None:
+    """Enter a move where it chooses between states of a trunk, puts its pieces together, or takes it out again."""
+    if len(step.inputs) > 1:
+        chosen = latest(flow, step, trunks)
+        chosen = put_together(flow, step, trunks) if chosen is None else chosen
+        if chosen is not None:
+            trunks.choices[step.id] = chosen
+    elif step.inputs:
+        piece = taken_out(flow, step, trunks)
+        if piece is not None:
+            trunks.pieces[step.outputs[0]] = piece
 
 
 def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:

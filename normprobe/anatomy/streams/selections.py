@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.pieces import taken
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import light_chain
 from normprobe.anatomy.streams.moves import carried, chooses
@@ -27,6 +28,41 @@ def latest(flow: Flow, step: Step, trunks: Trunks) -> int | None:
             return None
         value = other if ahead > 0 else value
     return value if value != first or _ahead(flow, first, others[0], trunks) else None
+
+
+def put_together(flow: Flow, step: Step, trunks: Trunks) -> int | None:
+    """Of the pieces of one state of a trunk that a concatenation puts together again, some of them written to, the one
+    with the most writes behind it; None where they are no pieces of one state, or none is written to."""
+    size = math.prod(flow.shape(step.outputs[0]))
+    if base(step.node.op) != "aten.cat" or not all(flow.floating(v) for v in step.inputs):
+        return None
+    passed = {v: {link.value: len(over) for link, over in states(flow, v, trunks)} for v in step.inputs}
+    longest = max(step.inputs, key=lambda v: len(passed[v]))
+    for whole in (v for v in passed[longest] if math.prod(flow.shape(v)) == size):
+        own = [v for v in step.inputs if whole in passed[v]]
+        given = [v for v in step.inputs if v not in own]
+        if all(_added_to(flow, v, whole, trunks) for v in given):
+            latest = max(own, key=lambda v: passed[v][whole])
+            return latest if given or passed[latest][whole] else None
+    return None
+
+
+def taken_out(flow: Flow, step: Step, trunks: Trunks) -> int | None:
+    """The tensor that a slice takes out of a concatenation as it went in, where the trunk does not go through that as a
+    whole (the one path of two that are read side by side)."""
+    maker = flow.made_by(step.inputs[0]) if len(step.inputs) == 1 else None
+    if maker is None or maker.role is not Role.MOVE or trunks.kept(flow, maker) is not None:
+        return None
+    return taken(flow.trace, step.node).get(step.outputs[0])
+
+
+def _added_to(flow: Flow, value: int, whole: int, trunks: Trunks) -> bool:
+    """Whether `value` is a sum of a piece of `whole` and something from elsewhere (another stream's result)."""
+    *_, (link, _) = states(flow, value, trunks)
+    step = flow.made_by(link.value)
+    if step is None or step.role is not Role.ADD:
+        return False
+    return sum(any(k.value == whole for k, _ in states(flow, v, trunks)) for v in step.inputs) == 1
 
 
 def _ahead(flow: Flow, value: int, other: int, trunks: Trunks) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from normprobe.anatomy.flow.ops import LIGHT, Role
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import Link, light_chain, origin
+from normprobe.anatomy.flow.walk import Link, backward, light_chain, origin
 from normprobe.anatomy.streams.copies import latest_stacked, mixed
 from normprobe.anatomy.streams.parts import steering
 from normprobe.anatomy.streams.writes import State, Trunks, Write
@@ -27,9 +27,9 @@ def states(
     over: tuple[int, ...] = ()
     outer: tuple[Step, ...] | None = ()
     while True:
-        link = Link(value)
+        link, taken = Link(value), value
         for inner in light_chain(flow, value):
-            link = Link(inner.value, None if outer is None else (*outer, *(inner.scales or ())))
+            taken, link = link.value, Link(inner.value, None if outer is None else (*outer, *(inner.scales or ())))
             yield link, over
         maker = flow.made_by(link.value)
         if maker is None:
@@ -39,12 +39,17 @@ def states(
             over, value = (*over, maker.id), trunks.writes[maker.id].trunk_input
             continue
         summed = norms and maker.role is Role.NORM and origin(flow, maker.inputs[0]) in trunks.writes
-        on = maker.inputs[0] if summed else trunks.kept(flow, maker) if maker.role is Role.MOVE else None
+        on = maker.inputs[0] if summed else _moved(flow, maker, taken, trunks) if maker.role is Role.MOVE else None
         if on is None:
             on, outer = _unusual(flow, maker, trunks, gates, mixes), None
         if on is None:
             return
         value = on
+
+
+def _moved(flow: Flow, step: Step, taken: int, trunks: Trunks) -> int | None:
+    """The input that a move goes on from, on the way to what was `taken` out of what it makes."""
+    return trunks.pieces[taken] if taken in trunks.pieces else trunks.kept(flow, step)
 
 
 def _unusual(flow: Flow, step: Step, trunks: Trunks, gates: bool, mixes: bool) -> int | None:
@@ -60,6 +65,17 @@ def _unusual(flow: Flow, step: Step, trunks: Trunks, gates: bool, mixes: bool) -
 def gated(step: Step, factor: int | None) -> int | None:
     """The operand of a product that is not its factor."""
     return None if factor is None else next(v for v in step.inputs if v != factor)
+
+
+def excited(flow: Flow, step: Step) -> int | None:
+    """The operand of a product with a factor that was computed from it (squeeze and excitation of the trunk itself)."""
+    factor = steering(flow, step)
+    value = gated(step, factor)
+    if value is None or factor is None:
+        return None
+    made = flow.producer.get(value, -1)
+    earlier = backward(flow, factor, lambda _, v: flow.producer.get(v, -1) < made)
+    return value if any(v == value for v, _ in earlier) else None
 
 
 def joins(flow: Flow, step: Step, trunks: Trunks) -> int | None:
@@ -105,7 +121,7 @@ def _scaled(flow: Flow, value: int) -> set[int]:
 def behind(flow: Flow, write: Write, trunks: Trunks) -> Iterator[Step]:
     """The steps that the trunk comes to `write` by, latest first, up to the write before, which is the last: light
     steps, norms, activations, sums of states, weights that draw states into one, mixtures of copies and its own
-    projection or gate."""
+    projection or gate, gates that the trunk makes for itself."""
     passes = LIGHT | {Role.NORM, Role.ACT}
     value, gates = write.source if write.way == "projected" else write.trunk_input, write.way == "gated"
     while (step := flow.made_by(value)) is not None:
@@ -117,8 +133,9 @@ def behind(flow: Flow, write: Write, trunks: Trunks) -> Iterator[Step]:
         if earlier is not None and step.id not in trunks.merges and step.id not in trunks.drawn:
             earlier = latest_stacked(flow, earlier)
         gates = gates or step.id in trunks.merges
-        if earlier is None and gates:
-            earlier = gated(step, steering(flow, step))
+        if earlier is None:
+            earlier = gated(step, steering(flow, step)) if gates else excited(flow, step)
+        earlier = trunks.pieces.get(value, earlier)
         if earlier is None and step.role in passes:
             earlier = step.inputs[0] if step.role is Role.NORM else trunks.kept(flow, step)
         if earlier is None:

@@ -56,13 +56,15 @@ class Trunks:
     """What is known of the trunks so far: the residual adds, also by the values that they add; the sums of two states
     of one trunk with the later state (a long skip, an average over depth); the weights that draw two states put side by
     side into one, with the later state; and the choices between states of one trunk, element by element, with the
-    latest state (tokens that skip a block, rows written in place)."""
+    latest state (tokens that skip a block, rows written in place); and what is taken out of a concatenation again, with
+    the tensor that it is."""
 
     writes: dict[int, Write] = field(default_factory=dict)
     ends: dict[int, list[int]] = field(default_factory=dict)
     merges: dict[int, int] = field(default_factory=dict)
     drawn: dict[int, int] = field(default_factory=dict)
     choices: dict[int, int] = field(default_factory=dict)
+    pieces: dict[int, int] = field(default_factory=dict)
 
     def kept(self, flow: Flow, step: Step) -> int | None:
         """The input that a step goes on from along the trunk."""
