@@ -7,8 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from normprobe.records.anatomy import BranchKind
+from normprobe.records.norms import NormKind, NormRole
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -61,3 +65,9 @@ def test_the_demo_prints_what_the_readme_shows(root: Path) -> None:
     (shown,) = blocks("text")
     words = [re.sub(r"[-\d.▁-█]+", "", text).split() for text in (shown, done.stdout)]
     assert words[0] == words[1]
+
+
+def test_the_anatomy_page_names_every_kind_and_role(root: Path) -> None:
+    page = (root / "docs" / "anatomy.md").read_text(encoding="utf-8")
+    names = {*get_args(BranchKind), *get_args(NormKind), *get_args(NormRole)}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []

@@ -32,8 +32,9 @@ def with_roles(
         flow: the flow.
     """
     roles: dict[str, NormRole] = {}
-    marks = (*_marks(norms, streams, attention, flow), *((role, norm_path((step,), norms)) for role, step in others))
-    for role, path in marks:
+    elsewhere = [*others, *(("head", step) for step in _behind(flow, streams))]
+    marks = ((role, norm_path((step,), norms)) for role, step in elsewhere)
+    for role, path in (*_marks(norms, streams, attention, flow), *marks):
         if path is not None:
             roles.setdefault(path, role)
     return tuple(n.model_copy(update={"role": roles[n.path]}) if n.path in roles else n for n in norms)
@@ -63,6 +64,12 @@ def _stream_marks(norms: Sequence[NormSite], stream: ReadStream) -> Iterator[Mar
         yield from (("output", norm_path((s,), norms)) for s in around.behind)
         if reading.post:
             yield from (("post", norm_path((s,), norms)) for s in around.on_sum)
+
+
+def _behind(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Step]:
+    """Norms behind the last write of all streams."""
+    last = max((r.write.step.id for s in streams for r in s.readings), default=len(flow.steps))
+    yield from (step for step in flow.steps[last + 1 :] if step.role is Role.NORM)
 
 
 def _on_embeddings(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Step]:

@@ -157,7 +157,7 @@ def bert() -> Facts:
         BranchFacts("mlp", "post", both("intermediate.dense"), both("output.dense"), post="output.LayerNorm"),
     )
     stream = StreamFacts("bert.encoder.layer", branches, needed=False, entry="bert.embeddings.LayerNorm")
-    others = {"bert.embeddings.LayerNorm": "embedding", "cls.predictions.transform.LayerNorm": "inner"}
+    others = {"bert.embeddings.LayerNorm": "embedding", "cls.predictions.transform.LayerNorm": "head"}
     return Facts(
         BERT_NORM,
         (stream,),

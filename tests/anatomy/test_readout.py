@@ -232,3 +232,21 @@ def test_a_kernel_over_one_place_is_a_head() -> None:
     head = anatomy_of(Maps(), torch.randn(2, 3, 8, 8)).head
     assert head is not None
     assert head.path == "head.weight"
+
+
+def test_a_norm_behind_the_final_norm_belongs_to_the_head() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mlp = (
+                nn.LayerNorm(WIDTH),
+                nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH)),
+            )
+            self.final, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
+            self.transform = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.transform(self.final(x + self.mlp(self.norm(x)))))  # type: ignore[no-any-return]
+
+    roles = {norm.path: norm.role for norm in anatomy_of(Masked(), torch.randn(2, 3, WIDTH)).norms}
+    assert roles == {"norm": "pre", "final": "final", "transform.2": "head"}
