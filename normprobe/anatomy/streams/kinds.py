@@ -1,23 +1,24 @@
 """What a branch computes, told by how it mixes tokens.
 
-An MLP acts on every token alone, experts do so with weights that a router chooses for it. Attention weighs tokens, or
-samples of a map of them, by a softmax; a scan carries a state along them (seen as a cumulative sum, or as a loop that
-reads the positions one by one); a convolution mixes neighbours, as a pooling does whose window slides on by one, or all
-tokens where it goes by way of frequencies.
+An MLP acts on every token alone, or on every channel alone; a shift of the tokens before it, and a short convolution
+added to what it refines, change nothing of that. Experts do so with weights that a router chooses for a token.
+Attention weighs tokens, or samples of a map of them, by a softmax; a scan carries a state along them (seen as a
+cumulative sum, as a loop that reads the positions one by one, or as shifts by 1, 2, 4 and so on); a convolution mixes
+neighbours, as a pooling does whose window slides on by one, or all tokens where it goes by way of frequencies. What
+brings tokens together in another way (a mean, a maximum, a fixed matrix) is `other`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 from normprobe.anatomy.attention.kernels import mixing
-from normprobe.anatomy.attention.ops import AttentionOp, operands
-from normprobe.anatomy.flow.along import along, factors, tokens_meet
-from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign, slides
+from normprobe.anatomy.attention.ops import AttentionOp
+from normprobe.anatomy.flow.ops import LIGHT, SAMPLERS, WEIGHTY, Role, base, foreign
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import argument_value, backward, first_readers, last_makers, light_chain, pools
+from normprobe.anatomy.flow.walk import argument_value, backward, last_makers, pools
+from normprobe.anatomy.streams import mixers
 from normprobe.anatomy.streams.parts import Part, enters
 from normprobe.anatomy.streams.writes import Write
 from normprobe.records.anatomy import BranchKind
@@ -26,9 +27,7 @@ CHANNEL_MIXERS: frozenset[BranchKind] = frozenset({"mlp", "moe"})
 _CHOICES = frozenset({"aten.topk", "aten.argmax", "aten.max", "aten.sort", "aten.argsort"})
 _PICKS = frozenset({"aten.index", "aten.index_select"})
 _EVEN = frozenset(Role) - WEIGHTY | {Role.SOFTMAX}  # what lies between a router and its choice
-_SCANS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp"})
 _RECURRENT = ("lstm", "gru", "rnn")  # in the names of torch's own operations
-_LOOP = 5  # positions read one by one that make a loop
 
 
 def family(kind: BranchKind) -> str:
@@ -50,7 +49,7 @@ def branch_kind(
     names = {base(s.node.op) for s in steps}
     if names & SAMPLERS and any(s.role is Role.SOFTMAX for s in steps):
         return "attention" if _samples(flow, part, steps) else "cross_attention"
-    if any("_fft_" in name for name in names):
+    if any(mixers.transforms(flow, s) for s in steps):
         return "conv" if any(s.role is Role.MATMUL and s.parameters for s in steps) else "other"
     if "aten._grouped_mm" in names or any(_routes(flow, part, s) for s in steps):
         return "moe"
@@ -63,23 +62,24 @@ def branch_kind(
     mixer = _mixer(flow, part, steps)
     if mixer is not None:
         return mixer
-    if _reads_elsewhere(flow, part, write) or not any(_weights(flow, s) for s in steps):
-        return "other"
-    return "mlp"
+    alone = not any(mixers.gathers(flow, flow.steps[i]) for i in part.core)
+    return (
+        "mlp"
+        if alone and not _reads_elsewhere(flow, part, write) and any(_weights(flow, s) for s in steps)
+        else "other"
+    )
 
 
 def _mixer(flow: Flow, part: Part, steps: list[Step]) -> BranchKind | None:
     """How convolutions, scans and products bring tokens together; None where they do not."""
-    convolutions = [s for s in steps if _mixes_neighbours(flow, s)]
-    products = any(_multiplies_tokens(flow, s) for s in steps)
-    if any(_scans(flow, s) for s in steps) or _loops(flow, steps):
+    convolutions = [s for s in steps if mixers.mixes_neighbours(flow, s)]
+    products = any(mixers.multiplies_tokens(flow, s) for s in steps)
+    if any(mixers.scans(flow, s) for s in steps) or mixers.loops(flow, steps) or mixers.doubles(flow, steps):
         return "ssm" if convolutions else "linear_attention" if products else "recurrent"
     others = any(s.role is Role.MATMUL and s.parameters and s not in convolutions for s in steps)
-    if convolutions and not (others and all(_refines(flow, part, s) for s in convolutions)):
+    if convolutions and not (others and all(mixers.refines(flow, s, part.region) for s in convolutions)):
         return "conv"
-    if products or _sums_up(steps):
-        return "linear_attention"
-    return None
+    return "linear_attention" if products or mixers.sums_up(flow, steps) else None
 
 
 def _by_kernels(flow: Flow, part: Part, steps: Sequence[Step]) -> BranchKind | None:
@@ -123,12 +123,6 @@ def _changes(step: Step | None, _: int) -> bool:
     return step is None or not (step.role in LIGHT or pools(step))
 
 
-def _sums_up(steps: list[Step]) -> bool:
-    """Whether projections over one position are all that has weights, and a softmax weighs what they give."""
-    weighted = [s for s in steps if s.role is Role.MATMUL and s.parameters]
-    return all("convolution" in s.node.op for s in weighted) and any(s.role is Role.SOFTMAX for s in steps)
-
-
 def _samples(flow: Flow, part: Part, steps: list[Step]) -> bool:
     """Whether the map that a branch samples was computed from its own read of the stream."""
     maps = [argument_value(s.node.args[0]) for s in steps if base(s.node.op) in SAMPLERS]
@@ -162,56 +156,6 @@ def _steers(flow: Flow, step: Step, chosen: set[int]) -> bool:
     size = max(math.prod(flow.shape(v)) for v in step.inputs if v in chosen)
     spread = step.role is Role.GATE and flow.floating(step.outputs[0]) and size < math.prod(flow.shape(step.outputs[0]))
     return bool(others) and (step.role is Role.MATMUL or spread)
-
-
-def _multiplies_tokens(flow: Flow, step: Step) -> bool:
-    """Whether a product of two signals, or what weighs features by it, brings several tokens together."""
-    if step.role is Role.ATTENTION:
-        given = operands(flow, step)
-        return given is None or tokens_meet(flow, *given[:2], -2)
-    pair = factors(flow, step) if step.role is Role.MATMUL and not step.parameters else None
-    return pair is not None and tokens_meet(flow, *pair)
-
-
-def _scans(flow: Flow, step: Step) -> bool:
-    """Whether a step sums or multiplies up along an axis that is not one of features."""
-    if base(step.node.op) not in _SCANS:
-        return False
-    runs = along(flow, step.inputs[0], int(step.node.args[1]))
-    return runs is None or not runs.features
-
-
-def _mixes_neighbours(flow: Flow, step: Step) -> bool:
-    """Whether a step is a convolution whose kernel is wider than one position, or a sliding mean."""
-    if slides(step.node):
-        return True
-    if "convolution" not in step.node.op:
-        return False
-    weight = argument_value(step.node.args[1])
-    return weight is not None and any(size > 1 for size in flow.shape(weight)[2:])
-
-
-def _refines(flow: Flow, part: Part, convolution: Step) -> bool:
-    """Whether a convolution of each channel for itself is added to what it reads, inside its branch."""
-    weight = argument_value(convolution.node.args[1])
-    if slides(convolution.node) or weight is None or flow.shape(weight)[1] != 1:
-        return False
-    read = {link.value for link in light_chain(flow, convolution.inputs[0])}
-    sums = first_readers(flow, convolution.outputs[0], part.region, LIGHT)
-    beside = [{link.value for v in s.inputs for link in light_chain(flow, v)} for s in sums if s.role is Role.ADD]
-    return len(beside) == len(sums) > 0 and all(not read.isdisjoint(values) for values in beside)
-
-
-def _loops(flow: Flow, steps: list[Step]) -> bool:
-    """Whether all positions of some value are read one by one, on an axis that is not one of features."""
-    reads: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    for step in steps:
-        if step.node.op != "aten.select.int" or not step.inputs:
-            continue
-        value, axis, position = step.inputs[0], int(step.node.args[1]), int(step.node.args[2])
-        reads[value, axis].add(position % flow.shape(value)[axis])
-    whole = [at for at, found in reads.items() if len(found) >= _LOOP and len(found) == flow.shape(at[0])[at[1]]]
-    return any((runs := along(flow, value, axis)) is None or not runs.features for value, axis in whole)
 
 
 def _reads_elsewhere(flow: Flow, part: Part, write: Write) -> bool:
