@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normprobe.anatomy.attention.sides import Side
 from normprobe.anatomy.flow.ops import base
-from normprobe.anatomy.flow.replay import ABSENT, replay, signature
+from normprobe.anatomy.flow.replay import ABSENT, Moves, condensed, sent, signature
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.trace import Node
 from normprobe.records import HeadRows
@@ -19,8 +19,6 @@ _TOKENS = 512  # tokens of which each head's rows are looked at
 
 Shape = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
-
-Views = list[tuple[Node, int]]  # recorded operations, and which of their outputs goes on
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def head_rows(flow: Flow, value: int, side: Side, features: int) -> Rows | str:
 
 
 def _read(
-    flow: Flow, size: Shape, views: Views, made: tuple[Shape, int], moves: Views, operand: tuple[Shape, int]
+    flow: Flow, size: Shape, views: Moves, made: tuple[Shape, int], moves: Moves, operand: tuple[Shape, int]
 ) -> tuple[int, Tensor, tuple[Ranges, ...]] | None:
     """The axis of output features in a parameter of shape `size`, and the rows on it behind each vector."""
     output, channels = made
@@ -76,9 +74,7 @@ def _read(
     if features is None:
         return None
     axis, rows = features
-    index: Tensor | None = rows.view(-1, *(1 for _ in output[channels + 1 :])).expand(output)
-    for node, place in moves:
-        index = None if index is None else replay(flow, node, index, place)
+    index = sent(flow, moves, rows.view(-1, *(1 for _ in output[channels + 1 :])).expand(output))
     if index is None or index.shape != operand[0] or index.dim() < 3:
         return None
     return axis, *_sets(index.movedim(operand[1], -1))
@@ -95,18 +91,16 @@ def _sets(vectors: Tensor) -> tuple[Tensor, tuple[Ranges, ...]]:
     return order.argsort()[places].view(told.shape[:-1]).expand(some.shape[:-1]), found
 
 
-def _features(flow: Flow, size: Shape, views: Views, width: int) -> tuple[int, Tensor] | None:
+def _features(flow: Flow, size: Shape, views: Moves, width: int) -> tuple[int, Tensor] | None:
     """Row and column numbers of the parameter are sent through the views; the one that changes along the output's
     features is the axis, and says which row is behind each feature."""
     if len(size) > 2:  # a kernel: its first axis is that of the channels that it makes
         return (0, torch.arange(width)) if size[0] == width and not views else None
     for axis, numbers in enumerate(torch.meshgrid(*(torch.arange(n) for n in size), indexing="ij")):
-        moved: Tensor | None = numbers
-        for node, place in views:
-            moved = None if moved is None else replay(flow, node, moved, place)
+        moved = sent(flow, views, numbers)
         if moved is None:
             continue
-        row = moved.reshape(-1, width)
+        row = condensed(moved, moved.dim() - 1).reshape(-1, width)
         others = row[[0, len(row) // 2, -1]]  # views move whole axes: three rows stand for all
         if bool((others == others[:1]).all()):
             return axis, row[0]
@@ -124,7 +118,7 @@ def _ranges(rows: list[int]) -> Ranges:
     return tuple(found)
 
 
-def _weights(flow: Flow, projection: Step, width: int) -> Iterator[tuple[str, Shape, Views]]:
+def _weights(flow: Flow, projection: Step, width: int) -> Iterator[tuple[str, Shape, Moves]]:
     """Parameters behind a projection to `width` features: name, shape, and the views between it and the product."""
     kernel = base(projection.node.op) == "aten.convolution"
     if kernel and (projection.node.args[-1] != 1 or projection.node.args[6]):
@@ -138,9 +132,9 @@ def _weights(flow: Flow, projection: Step, width: int) -> Iterator[tuple[str, Sh
                 yield found
 
 
-def _views(flow: Flow, value: int, rank: Container[int]) -> tuple[str, Shape, Views] | None:
+def _views(flow: Flow, value: int, rank: Container[int]) -> tuple[str, Shape, Moves] | None:
     """Name and shape of the parameter that a static value is a view or cast of, and the operations between."""
-    steps: Views = []
+    steps: list[tuple[Node, int]] = []
     while True:
         node = flow.trace.producer(value)
         if node.op == "parameter":

@@ -6,22 +6,22 @@ Numbers of features and places are sent from that product through the recorded m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from normprobe.anatomy.flow.ops import Role, base
-from normprobe.anatomy.flow.replay import replay, signature
+from normprobe.anatomy.flow.replay import condensed, counted, replay, signature
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value
 
 _FARTHEST = 64  # steps back to a product
 _PRODUCTS = 4  # products of signals before the one with weights
-_LARGEST = 1 << 24  # elements; larger values are not looked at
 
 Way = tuple[int, list[tuple[Step, int]]]
-Numbers = tuple[Tensor, Tensor]  # of the feature and of the place behind each element
+Numbers = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # of the features, and of the places, behind each element
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,50 @@ class Along:
 
 
 def along(flow: Flow, value: int, axis: int) -> Along | None:
-    """What runs along an axis of `value`; None where it cannot be told. Values that are made alike share one answer."""
-    way = _way(flow, value)
+    """What runs along an axis of `value`; None where it cannot be told."""
+    found = axes(flow, value)
+    return None if found is None else found[axis]
+
+
+def axes(flow: Flow, value: int, known: Mapping[int, int] | None = None) -> tuple[Along, ...] | None:
+    """What runs along each axis of `value`; None where it cannot be told. Values that are made alike share one answer.
+
+    Args:
+        flow: the flow.
+        value: the value.
+        known: values whose axis of features is told already: where it comes from one of them, no product is looked for.
+    """
+    way = _way(flow, value, known or {})
     if way is None:
         return None
     start, steps = way
+    axis = (known or {}).get(start)
+    pair = _multiplies(flow, start) if axis is None else None
+    axis = _features(flow, start) if axis is None else axis
     moves = ((step.node, step.outputs.index(v)) for step, v in steps if step.role is Role.MOVE)
-    shapes = (flow.shape(start), *(flow.shape(v) for _, v in steps))
-    key = ("along", _multiplies(flow, start), _features(flow, start), shapes, signature(flow, moves), axis)
+    key = ("along", pair, axis, (flow.shape(start), *(flow.shape(v) for _, v in steps)), signature(flow, moves))
     if key not in flow.memo:
-        numbers = _numbers(flow, way)
-        flow.memo[key] = None if numbers is None else Along(*(_changes(n, axis) for n in numbers))
-    found: Along | None = flow.memo[key]
+        numbers = _numbers(flow, way, pair, axis)
+        count = range(len(flow.shape(value)))
+        flow.memo[key] = None if numbers is None else tuple(Along(*(_changes(n, i) for n in numbers)) for i in count)
+    found: tuple[Along, ...] | None = flow.memo[key]
     return found
 
 
-def _changes(numbers: Tensor, axis: int) -> bool:
+def sourced(flow: Flow, value: int) -> bool:
+    """Whether the axes of `value` come from a tensor that is given to the model, of which nothing is known."""
+    way = _way(flow, value, {})
+    return way is not None and _given(flow, way[0])
+
+
+def _changes(numbers: tuple[Tensor, ...], axis: int) -> bool:
     """Whether numbers change along an axis, what a move put in apart."""
-    before, behind = (numbers.narrow(axis, i, numbers.shape[axis] - 1) for i in (0, 1))
-    return bool(((before != behind) & (before > 0) & (behind > 0)).any())
+    for each in numbers:
+        some = condensed(each)
+        before, behind = (some.narrow(axis, i, some.shape[axis] - 1) for i in (0, 1))
+        if bool(((before != behind) & (before > 0) & (behind > 0)).any()):
+            return True
+    return False
 
 
 def factors(flow: Flow, product: Step) -> tuple[int, int] | None:
@@ -69,18 +94,26 @@ def tokens_meet(flow: Flow, first: int, second: int, other: int = -1) -> bool:
     return inner.places or (rows.places and columns.places)
 
 
-def _way(flow: Flow, value: int) -> Way | None:
-    """The product or table that the axes of `value` come from, and the steps from there on with what they make."""
+def _way(flow: Flow, value: int, known: Mapping[int, int]) -> Way | None:
+    """The product, the table or the known value that the axes of `value` come from, and the steps from there on with
+    what they make."""
     steps: list[tuple[Step, int]] = []
-    while (step := flow.made_by(value)) is not None and 0 < math.prod(flow.shape(value)) <= _LARGEST:
-        if step.role in (Role.MATMUL, Role.SOURCE):
+    while math.prod(flow.shape(value)) > 0:
+        step = flow.made_by(value)
+        if value in known or (step is not None and step.role in (Role.MATMUL, Role.SOURCE)):
             return value, steps[::-1]
-        before = _followed(flow, step, value)
-        if before is None or len(steps) > _FARTHEST:
+        before = None if step is None else _followed(flow, step, value)
+        if step is None or before is None or len(steps) > _FARTHEST:
             return None
         steps.append((step, value))
         value = before
     return None
+
+
+def _given(flow: Flow, start: int) -> bool:
+    """Whether a value is a tensor given to the model: no product made its features, nor were they rows of a table."""
+    step = flow.made_by(start)
+    return step is not None and step.role is Role.SOURCE and not step.parameters
 
 
 def _features(flow: Flow, start: int) -> int:
@@ -102,37 +135,35 @@ def _multiplies(flow: Flow, start: int) -> tuple[int, int] | None:
     return factors(flow, step)
 
 
-def _numbers(flow: Flow, way: Way, products: int = _PRODUCTS) -> Numbers | None:
+def _numbers(
+    flow: Flow, way: Way, pair: tuple[int, int] | None, axis: int, products: int = _PRODUCTS
+) -> Numbers | None:
     start, steps = way
-    pair = _multiplies(flow, start)
-    found = _fresh(flow.shape(start), _features(flow, start)) if pair is None else _crossed(flow, pair, products)
+    found = _fresh(flow.shape(start), axis) if pair is None else _crossed(flow, pair, products)
     for step, value in steps:
-        moved = None if found is None else [_sent(flow, step, n, value) for n in found]
-        found = None if moved is None or moved[0] is None or moved[1] is None else (moved[0], moved[1])
+        found = None if found is None else _all_sent(flow, step, found, value)
     return found
 
 
 def _crossed(flow: Flow, pair: tuple[int, int], products: int) -> Numbers | None:
-    """The numbers of a product: of the rows of its first factor with the columns of its second."""
-    ways = [_way(flow, v) for v in pair]
-    if products == 0 or ways[0] is None or ways[1] is None or len({flow.shape(v)[:-2] for v in pair}) > 1:
+    """The numbers of a product: of the rows of its first factor, and of the columns of its second."""
+    ways = [way for v in pair if (way := _way(flow, v, {})) is not None]
+    if products == 0 or len(ways) < 2 or len({flow.shape(v)[:-2] for v in pair}) > 1:
         return None
-    first, second = (_numbers(flow, way, products - 1) for way in ways if way is not None)
-    if first is None or second is None or min(first[0].dim(), second[0].dim()) < 2:
+    first, second = (_numbers(flow, w, _multiplies(flow, w[0]), _features(flow, w[0]), products - 1) for w in ways)
+    if first is None or second is None or min(len(flow.shape(v)) for v in pair) < 2:
         return None
-    rows, columns = (n[..., :1] for n in first), (n[..., :1, :] for n in second)
-    features, places = (r.long() * (int(c.max()) + 1) + c for r, c in zip(rows, columns, strict=True))
+    shape = (*flow.shape(pair[0])[:-1], flow.shape(pair[1])[-1])
+    rows, columns = ([n[..., :1] for n in each] for each in first), ([n[..., :1, :] for n in each] for each in second)
+    features, places = (tuple(n.expand(shape) for n in (*r, *c)) for r, c in zip(rows, columns, strict=True))
     return features, places
 
 
 def _fresh(shape: tuple[int, ...], axis: int) -> Numbers:
-    """Features counted on one axis from 1 on, places on all others; a move may put in zeros."""
-    counted = torch.arange(1, math.prod(shape) // shape[axis] + 1, dtype=torch.int32)
-    places = counted.view(*(n for i, n in enumerate(shape) if i != axis % len(shape))).unsqueeze(axis)
-    features = torch.arange(1, shape[axis] + 1, dtype=torch.int32).view(
-        -1, *(1 for _ in shape[axis % len(shape) + 1 :])
-    )
-    return features.expand(shape).contiguous(), places.expand(shape).contiguous()
+    """Features counted on one axis, places on each of the others; a move may put in zeros."""
+    axis %= max(1, len(shape))
+    places = tuple(counted(shape, i) for i in range(len(shape)) if i != axis)
+    return (counted(shape, axis),) if shape else (), places
 
 
 def _followed(flow: Flow, step: Step, value: int) -> int | None:
@@ -150,8 +181,14 @@ def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in zip(small[::-1], large[::-1], strict=False))
 
 
-def _sent(flow: Flow, step: Step, numbers: Tensor, value: int) -> Tensor | None:
+def _all_sent(flow: Flow, step: Step, numbers: Numbers, value: int) -> Numbers | None:
     """The numbers of `value` from those of the input that is followed."""
+    found = [[_sent(flow, step, n, value) for n in each] for each in numbers]
+    kept = [tuple(n for n in each if n is not None) for each in found]
+    return (kept[0], kept[1]) if all(len(a) == len(b) for a, b in zip(kept, found, strict=True)) else None
+
+
+def _sent(flow: Flow, step: Step, numbers: Tensor, value: int) -> Tensor | None:
     shape = flow.shape(value)
     if step.role is Role.MOVE:
         joined = base(step.node.op) == "aten.cat"
@@ -164,6 +201,7 @@ def _sent(flow: Flow, step: Step, numbers: Tensor, value: int) -> Tensor | None:
 def _beside(step: Step, numbers: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The numbers of a tensor and, for what is put beside it, its last ones again."""
     axis = int(step.node.args[1] if len(step.node.args) > 1 else step.node.kwargs.get("dim", 0)) % len(shape)
-    more = [*shape]
-    more[axis] -= numbers.shape[axis]
-    return torch.cat((numbers, numbers.narrow(axis, numbers.shape[axis] - 1, 1).expand(more)), axis)
+    some = condensed(numbers, axis)
+    last = some.narrow(axis, some.shape[axis] - 1, 1)
+    more = [shape[i] - some.shape[i] if i == axis else size for i, size in enumerate(last.shape)]
+    return torch.cat((some, last.expand(more)), axis).expand(shape)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from normprobe.anatomy.flow.along import along
-from normprobe.anatomy.flow.ops import JOINS, LIGHT, Role, base
-from normprobe.anatomy.flow.replay import replay
+from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.replay import condensed, counted, sent
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, light_chain
 
@@ -28,7 +28,7 @@ def mixed(flow: Flow, step: Step) -> int | None:
         sizes, copied = flow.shape(weights), flow.shape(copies)[axis]
         fresh = sizes[-2] if axis == -2 else sizes[-1]
         few = 1 < copied <= MOST_COPIES and fresh <= 2 * copied
-        if few and math.prod(sizes) < math.prod(flow.shape(copies)) and _keeps_features(flow, copies, axis):
+        if few and math.prod(sizes) < math.prod(flow.shape(copies)) and _copied(flow, copies, axis):
             return copies
     return None
 
@@ -39,19 +39,10 @@ def copies(flow: Flow, step: Step) -> int:
     return flow.shape(weights)[-1] if weights is not None else 1
 
 
-def _keeps_features(flow: Flow, value: int, axis: int) -> bool:
-    """Whether the last axis of the tensor that `value` is a view of does not lie on `axis`."""
-    moves: list[tuple[Step, int]] = []
-    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
-        if base(step.node.op) in JOINS:
-            break
-        moves.append((step, step.outputs.index(value)))
-        value = step.inputs[0]
-    shape = flow.shape(value)
-    index: torch.Tensor | None = torch.arange(shape[-1]).expand(shape).contiguous()
-    for step, place in reversed(moves):
-        index = None if index is None else replay(flow, step.node, index, place)
-    return index is not None and not bool((index.diff(dim=axis) != 0).any())
+def _copied(flow: Flow, value: int, axis: int) -> bool:
+    """Whether neither features nor places (tokens) run along an axis, or states of a trunk are stacked there."""
+    told = along(flow, value, axis)
+    return latest_stacked(flow, value) != value if told is None else not (told.features or told.places)
 
 
 def mixing(flow: Flow, region: frozenset[int]) -> frozenset[int]:
@@ -76,7 +67,7 @@ def apart(flow: Flow, source: int, side: int, core: frozenset[int]) -> bool:
         told = along(flow, source, axis)
         if told is not None and (told.places or told.features):
             continue
-        index = torch.arange(shape[axis]).view(-1, *[1] * (len(shape) - axis - 1)).expand(shape)
+        index = counted(shape, axis)
         passed = _picked(flow, index, trunk)
         read = [_picked(flow, index, [entry]) for entry in entries]
         if passed is not None and None not in read and passed.isdisjoint(set[int]().union(*(r or set() for r in read))):
@@ -99,12 +90,8 @@ def _moves(flow: Flow, source: int, value: int) -> Iterator[tuple[Step, int]]:
 
 def _picked(flow: Flow, index: torch.Tensor, moves: Iterable[tuple[Step, int]]) -> set[int] | None:
     """The numbers of `index` that moves leave; None where they cannot be followed."""
-    for step, place in moves:
-        moved = replay(flow, step.node, index, place)
-        if moved is None:
-            return None
-        index = moved
-    return set(index.flatten()[:: max(1, index.shape[-1])].tolist()) if index.numel() else set()
+    left = sent(flow, [(step.node, place) for step, place in moves], index)
+    return None if left is None else set(torch.unique(condensed(left)).tolist())
 
 
 def latest_stacked(flow: Flow, value: int) -> int:

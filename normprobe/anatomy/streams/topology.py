@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from normprobe.anatomy.flow.ops import LIGHT, SPREADING, Role, base
+from normprobe.anatomy.flow.along import Along, axes
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.copies import MOST_COPIES, copies, latest_stacked, mixed
-from normprobe.anatomy.streams.parts import control
 from normprobe.anatomy.streams.trunks import behind
 from normprobe.anatomy.streams.writes import Trunks, Write
 from normprobe.records.anatomy import Topology
+
+_SAME = Along(features=False, places=False)
 
 
 def topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def _topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> tuple[Topol
     mixes = {s.id: value for s in hops if (value := mixed(flow, s)) is not None}
     over_depth = [i for i, value in mixes.items() if latest_stacked(flow, value) != value]
     numbers = [copies(flow, flow.steps[i]) for i in mixes if i not in over_depth]
-    spread = {_spread(flow, write) for write in chain}
+    spread = {_spread(flow, write, chain[0].source) for write in chain}
     if numbers or (len(spread) == 1 and 1 < min(spread) <= MOST_COPIES):
         return "parallel_streams", max(numbers, default=min(spread))
     if all(write.way == "gated" for write in chain):
@@ -39,18 +40,10 @@ def _topology(flow: Flow, chain: Sequence[Write], trunks: Trunks) -> tuple[Topol
     return ("long_skips" if again else "ordinary"), 1
 
 
-def _spread(flow: Flow, write: Write) -> int:
-    """Over how many copies of the trunk the branch spreads its result: the size of what it adds over that of the result
-    (what the sum itself spreads is one result for all tokens)."""
-    value = write.whole.end
-    while (step := flow.made_by(value)) is not None and step.id in write.whole.region:
-        factor = control(flow, step, write.source, write.whole.region)
-        if base(step.node.op) in SPREADING:  # rows put in their places are no copies
-            break
-        if step.role not in LIGHT and not (step.role is Role.GATE and factor is not None):
-            break
-        if len(step.inputs) > 1 and factor is None:
-            break
-        value = next(v for v in step.inputs if v != factor)
-    whole, part = math.prod(flow.shape(write.whole.end)), math.prod(flow.shape(value))
-    return whole // part if part and whole % part == 0 else 1
+def _spread(flow: Flow, write: Write, start: int) -> int:
+    """Over how many copies of the trunk the branch spreads its result: the size of the axes along which that repeats
+    itself, and the trunk does at its `start` too (one result for all tokens is no copy of the trunk)."""
+    shape, told, trunk = flow.shape(write.whole.end), axes(flow, write.whole.end), axes(flow, start)
+    if told is None or trunk is None or flow.shape(start) != shape:
+        return 1
+    return math.prod(n for n, own, first in zip(shape, told, trunk, strict=True) if own == first == _SAME)
