@@ -123,8 +123,9 @@ def held(subject: Subject) -> Iterator[Held]:
 
     Memory: all activations, until the end of the block. The model is left bit for bit as it was.
     """
-    streams, padding = subject.anatomy.streams, padding_masks(subject.inputs)
-    seen = [_blocks(stream, Trunk(stream.feature_axis, padding)) for stream in streams]
+    everything, padding = subject.anatomy.streams, padding_masks(subject.inputs)
+    streams = [stream for stream in everything if None not in {b.feature_axis for b in stream.branches}]
+    seen = [_blocks(stream, padding) for stream in streams]
     layers, sources = _Layers(), _Sources(subject)
     handlers: dict[OpSite, Handler] = {add.site: add for blocks in seen for block in blocks for add in block.adds}
     with untouched(subject.model), stand_ins(subject.model):
@@ -134,6 +135,7 @@ def held(subject: Subject) -> Iterator[Held]:
         found = [_chain(stream, blocks, watched) for stream, blocks in zip(streams, seen, strict=True)]
         if not streams and target is not None:
             found.append((layers.chain(target), []))
+        found += [(Chain(s.name, ()), [_untold(s)]) for s in everything if s not in streams]
         yield Held(
             chains=tuple(chain for chain, _ in found if chain.steps),
             output=watched.output,
@@ -195,15 +197,21 @@ def blocks_of(stream: Stream) -> list[Run]:
     return found
 
 
-def _blocks(stream: Stream, trunk: Trunk) -> list[_Block]:
+def _blocks(stream: Stream, padding: Sequence[Tensor]) -> list[_Block]:
     blocks: list[_Block] = []
+    trunks = {b.feature_axis: Trunk(-1 if b.feature_axis is None else b.feature_axis, padding) for b in stream.branches}
     for run in blocks_of(stream):
         first, last = run.branches[0], run.branches[-1]
-        ends = [_Add(last, trunk, not blocks and first.add == last.add)]
+        ends = [_Add(last, trunks[last.feature_axis], not blocks and first.add == last.add)]
         if not blocks and first.add != last.add:
-            ends.insert(0, _Add(first, trunk, True))
+            ends.insert(0, _Add(first, trunks[first.feature_axis], True))
         blocks.append(_Block(run.name, run.execution, tuple(ends)))
     return blocks
+
+
+def _untold(stream: Stream) -> Skipped:
+    why = "the axis of its features could not be told from the data flow"
+    return Skipped(what=f"residual stream {stream.name}", why=why)
 
 
 def _chain(stream: Stream, blocks: Sequence[_Block], watched: Watched) -> tuple[Chain, list[Skipped]]:

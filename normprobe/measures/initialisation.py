@@ -104,7 +104,7 @@ def _drawn(site: WeightSite, found: Fit, anatomy: Anatomy, fan_in: int, fan_out:
         return drawn
     stream = anatomy.streams[site.stream]
     blocks = list(dict.fromkeys(branch.block for branch in stream.branches))
-    held = {"width": stream.width, "writes": len(stream.branches), "blocks": len(blocks)}
+    held = {"width": stream.width or 0, "writes": len(stream.branches), "blocks": len(blocks)}
     if site.branch is not None:
         branch = stream.branches[site.branch]
         held["block"] = blocks.index(branch.block) + 1

@@ -153,7 +153,7 @@ RECIPES = (
         "wang_init",
         "2 / (L √d)",
         "Wang & Komatsuzaki 2021, as cited by Black et al. 2022 (GPT-NeoX-20B)",
-        _only(lambda w: 2 / (w.blocks * math.sqrt(w.width)) if w.blocks > 1 else None, "writer"),
+        _only(lambda w: 2 / (w.blocks * math.sqrt(w.width)) if w.blocks > 1 and w.width else None, "writer"),
     ),
     Recipe("mup_head", "1 / fan_in", "Yang et al. 2022, table 3", lambda w: 1 / w.fan_in if w.has("head") else None),
 )

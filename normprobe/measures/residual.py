@@ -17,15 +17,17 @@ from normprobe.records import Basis, Headroom, OpSite, Skipped, Stream, StreamMe
 
 
 def write_handlers(stream: Stream, padding: Sequence[Tensor] = (), seed: int = 0) -> dict[OpSite, WriteHandler]:
-    """One handler for each add of `stream`, in order; branches that are merged before an add share it.
+    """One handler for each add of `stream`, in order; branches that are merged before an add share it. None where the
+    axis of the features is not told.
 
     Args:
         stream: the stream.
         padding: masks [B, S], True for tokens to leave out; the one that has the stream's shape counts.
         seed: of the sample of tokens.
     """
-    shared = Trunk(stream.feature_axis, padding, seed)
-    return {branch.add: WriteHandler(shared, stream, branch) for branch in stream.branches}
+    told = [(branch, branch.feature_axis) for branch in stream.branches if branch.feature_axis is not None]
+    shared = {axis: Trunk(axis, padding, seed) for _, axis in told}
+    return {branch.add: WriteHandler(shared[axis], branch) for branch, axis in told}
 
 
 def read_stream(
@@ -47,15 +49,20 @@ def read_stream(
         write is missing.
     """
     skipped = [
-        Skipped(what=f"residual stream {stream.name}, write {site.path}#{site.op}:{site.ordinal}", why=why)
+        Skipped(what=_name(stream, site), why=why)
         for site, handler in handlers.items()
         if (why := _missing(site, handler, watched)) is not None
+    ]
+    untold = dict.fromkeys(b.add for b in stream.branches if b.feature_axis is None)
+    skipped += [
+        Skipped(what=_name(stream, site), why="the axis of its features could not be told from the data flow")
+        for site in untold
     ]
     writes = {site: handler.written() for site, handler in handlers.items()}
     seen = [(site, written) for site, written in writes.items() if written is not None]
     if not seen:
         return None, tuple(skipped)
-    first, axis = seen[0][1], stream.feature_axis
+    first, axis = seen[0][1], _axis(stream, seen[0][0])
     measure = StreamMeasure(
         stream=stream.name,
         basis=Basis(unit="1", dtype=first.dtype, count=first.tokens),
@@ -64,9 +71,13 @@ def read_stream(
         massive=massive.merge(
             [written.massive for _, written in seen], lambda token: position(token, first.shape, axis, lengths)
         ),
-        **_growth(list(writes.values())),
+        **_growth([*writes.values(), *(None for _ in untold)]),
     )
     return measure, tuple(skipped)
+
+
+def _name(stream: Stream, site: OpSite) -> str:
+    return f"residual stream {stream.name}, write {site.path}#{site.op}:{site.ordinal}"
 
 
 def _growth(writes: Sequence[Written | None]) -> dict[str, Any]:
@@ -110,7 +121,7 @@ def _placed(stream: Stream, site: OpSite, written: Written, lengths: Collection[
         rms_p99=written.rms.p99,
         rms_max=written.rms.max,
         rms_argmax=written.rms.argmax,
-        position=position(written.rms.argmax, written.shape, stream.feature_axis, lengths),
+        position=position(written.rms.argmax, written.shape, _axis(stream, site), lengths),
         abs_max=written.abs_max,
         abs_argmax_channel=written.channel,
         mean=written.moments.mean,
@@ -127,6 +138,11 @@ def _placed(stream: Stream, site: OpSite, written: Written, lengths: Collection[
         bf16_loss=written.rounding,
         finite=math.isfinite(written.abs_max),
     )
+
+
+def _axis(stream: Stream, site: OpSite) -> int:
+    """The axis of the features at a write that was measured."""
+    return next(b.feature_axis for b in stream.branches if b.add == site and b.feature_axis is not None)
 
 
 def position(token: int, shape: Sequence[int], feature_axis: int, lengths: Collection[int] = ()) -> int:

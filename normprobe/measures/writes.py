@@ -20,7 +20,7 @@ from normprobe.measures import massive
 from normprobe.measures.moments import Moments, moments
 from normprobe.measures.tokens import PIECE, norms, peaks, row
 from normprobe.measures.trunk import Tokens, Trunk
-from normprobe.records import Branch, Stream
+from normprobe.records import Branch
 
 _SMALL = 1e-2  # of a write that much smaller than its trunk the norms in float32 do not tell the cosine to 1e-4
 
@@ -92,8 +92,8 @@ class WriteHandler(Handler):
     no operand of its own for the write and the output is half precision or overwrites the trunk.
     """
 
-    def __init__(self, shared: Trunk, stream: Stream, branch: Branch) -> None:
-        self.shared, self.stream = shared, stream
+    def __init__(self, shared: Trunk, branch: Branch) -> None:
+        self.shared = shared
         self.trunk, self.op, self.apart = branch.trunk, branch.add.op, branch.apart
         self._written: Written | None = None
         self._sides: _Norms | None = None
@@ -153,7 +153,7 @@ class WriteHandler(Handler):
             stable_rank=stats.stable_rank(sampled_RC),
             moments=rest(),
             rounding=_rounding(operands),
-            sides=_against(sides, norms_N, tokens, math.sqrt(self.stream.width)),
+            sides=_against(sides, norms_N, tokens, math.sqrt(sampled_RC.shape[-1])),
         )
 
     def written(self) -> Written | None:

@@ -80,6 +80,8 @@ class Branch(Record):
         add: where the add happens, `trunk` (0 or 1) says which operand is the trunk.
         apart: whether trunk and write come to that operation as operands of their own; false where it computes them
             itself, as in an interpolation or in a sum over a stack.
+        feature_axis: the axis of the features in the sum (-1, or 1 for channels-first maps); None where it could not
+            be told: nothing is measured there.
     """
 
     path: str
@@ -99,6 +101,7 @@ class Branch(Record):
     add: OpSite
     trunk: Literal[0, 1] = 0
     apart: bool = True
+    feature_axis: int | None = -1
 
 
 class RawEnd(Record):
@@ -113,7 +116,8 @@ class Stream(Record):
     """One residual stream: `depth` writes to a trunk of `width` features at its start.
 
     `widths` are its widths from first to last, more than one where skips are projected.
-    `feature_axis` is the axis of the features in the stream's tensors (-1, or 1 for channels-first maps).
+    `feature_axis` is the axis of the features in most of the stream's tensors (-1, or 1 for channels-first maps); None,
+    as `width` is, where it could not be told.
     `final_norm_reason` says why `final_norm` is null where that is no fault, or what was found; `raw_end` tells what
     stands there in place of a norm that is missing.
     `input_multiplier` is the constant factor between the source of the stream and its first read; None: not constant.
@@ -125,7 +129,7 @@ class Stream(Record):
     """
 
     name: str
-    width: int
+    width: int | None
     widths: tuple[int, ...] = ()
     depth: int
     placement: Placement | Literal["mixed"]
@@ -137,7 +141,7 @@ class Stream(Record):
     raw_end: RawEnd | None = None
     raw_readers: tuple[str, ...] = ()
     input_multiplier: float | None = 1.0
-    feature_axis: int = -1
+    feature_axis: int | None = -1
     topology: Topology = "ordinary"
     copies: int = 1
     branches: tuple[Branch, ...] = ()

@@ -81,8 +81,8 @@ def _runs(stream: Stream) -> str:
 
 
 def width_text(stream: Stream) -> str:
-    """`width 576`, `width 16–64` where it changes."""
-    return f"width {span(stream.widths or (stream.width,))}"
+    """`width 576`, `width 16–64` where it changes, `width unknown`."""
+    return "width unknown" if stream.width is None else f"width {span(stream.widths or (stream.width,))}"
 
 
 def final_norm_text(stream: Stream) -> str:

@@ -131,8 +131,8 @@ class AddFinalNorm(Rewrite):
             return f"its own norms are of kind {kind}; say kind='layernorm' or 'rmsnorm'"
         if eps is None:
             return f"its own norm {norm.path} has eps {norm.eps_placement}, not inside the root; pass eps="
-        boundary = boundaries.find(stream)
-        if boundary is None:
+        boundary, width = boundaries.find(stream), stream.width
+        if boundary is None or width is None:
             return (
                 "no module boundary between its last write and the head: it is written and read in the forward of "
                 f"{stream.branches[-1].path}, or by modules that run several times"
@@ -141,7 +141,7 @@ class AddFinalNorm(Rewrite):
         taken = why_not(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
         if taken is not None:
             return f"its boundary {boundary.path} cannot be changed: {taken}"
-        return _site(stream, _Detail(stream.name, boundary, kind, stream.width, eps, norm.affine, _like(survey, norm)))
+        return _site(stream, _Detail(stream.name, boundary, kind, width, eps, norm.affine, _like(survey, norm)))
 
     def _eps(self, norm: NormSite) -> float | None:
         return self.eps if self.eps is not None or norm.eps_placement != "inside_sqrt" else norm.eps
@@ -189,7 +189,9 @@ def _own_norm(anatomy: Anatomy, stream: Stream) -> NormSite | None:
 def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
     if norm is None:
         return "none of its branches begins or ends with a norm, so its kind and eps are not known"
-    if stream.feature_axis != -1:
+    if stream.feature_axis is None:
+        return "the axis of its features could not be told"
+    if stream.branches[-1].feature_axis != -1:
         return "its features are channels before space; only streams with the features last are handled"
     if norm.axes != (-1,) or norm.size != stream.width:
         return f"its own norm {norm.path} acts on {norm.size} elements of axes {norm.axes}, not on its {stream.width}"

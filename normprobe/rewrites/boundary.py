@@ -55,7 +55,7 @@ class Boundaries:
         The reader comes first, since other readers of the raw stream then stay as they are.
         """
         value = self._last_value(stream.branches[-1].add)
-        if value is None:
+        if value is None or stream.width is None:
             return None
         once = [c for c in self.trace.calls if not c.composite and self.runs[c.path] == 1 and c.path != "."]
         return self._reader(value, stream.width, once) or self._producer(value, stream, once)

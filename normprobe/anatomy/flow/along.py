@@ -63,10 +63,11 @@ def axes(flow: Flow, value: int, known: Mapping[int, int] | None = None) -> tupl
     return found
 
 
-def sourced(flow: Flow, value: int) -> bool:
-    """Whether the axes of `value` come from a tensor that is given to the model, of which nothing is known."""
-    way = _way(flow, value, {})
-    return way is not None and _given(flow, way[0])
+def given(flow: Flow, value: int, known: Mapping[int, int]) -> bool:
+    """Whether the axes of `value` come from a tensor given to the model: no product made its features, no table."""
+    way = _way(flow, value, known)
+    step = None if way is None or way[0] in known else flow.made_by(way[0])
+    return step is not None and step.role is Role.SOURCE and not step.parameters
 
 
 def _changes(numbers: tuple[Tensor, ...], axis: int) -> bool:
@@ -110,12 +111,6 @@ def _way(flow: Flow, value: int, known: Mapping[int, int]) -> Way | None:
     return None
 
 
-def _given(flow: Flow, start: int) -> bool:
-    """Whether a value is a tensor given to the model: no product made its features, nor were they rows of a table."""
-    step = flow.made_by(start)
-    return step is not None and step.role is Role.SOURCE and not step.parameters
-
-
 def _features(flow: Flow, start: int) -> int:
     """The axis of the features that a product or a table makes; weights that come first make rows."""
     step = flow.made_by(start)
@@ -124,7 +119,7 @@ def _features(flow: Flow, start: int) -> int:
     if "convolution" in step.node.op:
         return 1
     values = [v for v in map(argument_value, step.node.args) if v is not None][-2:]
-    return -2 if values[0] in step.statics and len(flow.shape(start)) > 1 else -1
+    return -2 if values and values[0] in step.statics and len(flow.shape(start)) > 1 else -1
 
 
 def _multiplies(flow: Flow, start: int) -> tuple[int, int] | None:

@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normprobe.anatomy.attention.ops import AttentionOp
-from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role
-from normprobe.anatomy.flow.replay import replay, signature
+from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, light_chain
 from normprobe.anatomy.streams.blocks import stream_name
 from normprobe.anatomy.streams.branches import Reading, branch_records, norm_path, read_branches
+from normprobe.anatomy.streams.features import feature_axes
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.streams.topology import topology
 from normprobe.anatomy.streams.writes import Trunks, Write
 from normprobe.records import Branch, NormSite, RawEnd, Stream
 from normprobe.records.anatomy import Placement
 
-_KEEPING = LIGHT | {Role.NORM, Role.ACT, Role.GATE}  # steps that keep the layout, and views, which can be followed
 _HELD = "norms on its sums hold the stream down, but for what is written behind the last of them"
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
@@ -100,19 +98,18 @@ def read_stream(
     out = read_out(flow, _last_value(flow, readings), head)
     ahead = _ahead(branches)
     multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead, norms)
-    axes = _feature_axes(flow, readings)
+    axes = feature_axes(flow, readings, norms)
     record = Stream(
         name=stream_name([b.block for b in branches]),
         depth=len(branches),
-        **_widths(flow, chain, axes),
+        **_widths(flow, readings, axes),
         **_summary(branches),
         entry_norm=norm_path(entry_norms, norms),
         **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
         **topology(flow, chain, trunks),
         raw_readers=out.raw_readers,
         input_multiplier=multiplier,
-        feature_axis=_most(axes),
-        branches=tuple(branches),
+        branches=tuple(b.model_copy(update={"feature_axis": a}) for b, a in zip(branches, axes, strict=True)),
     )
     return ReadStream(record, tuple(readings), own, ahead)
 
@@ -138,67 +135,20 @@ def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
     return last.write.output
 
 
-def _widths(flow: Flow, chain: Sequence[Write], axes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """The widths from first to last: the features may lie on another axis once maps have become rows of tokens."""
-    shapes = [flow.shape(write.output) for write in chain]
-    own = {rank: _most([(r, axis) for r, axis in axes if r == rank] or axes) for rank in {len(s) for s in shapes}}
-    widths = tuple(dict.fromkeys(shape[own[len(shape)]] for shape in shapes))
-    return {"width": widths[0], "widths": widths}
+def _widths(flow: Flow, readings: Sequence[Reading], axes: Sequence[int | None]) -> dict[str, Any]:
+    """The widths from first to last, and the axis of the features at most writes; nothing where one is not told."""
+    shapes = [flow.shape(reading.write.output) for reading in readings]
+    if None in axes:
+        return {"width": None, "widths": (), "feature_axis": None}
+    told = [axis for axis in axes if axis is not None]
+    widths = tuple(dict.fromkeys(shape[axis] for shape, axis in zip(shapes, told, strict=True)))
+    return {"width": widths[0], "widths": widths, "feature_axis": Counter(told).most_common(1)[0][0]}
 
 
 def _summary(branches: Sequence[Branch]) -> dict[str, Any]:
     kinds = {b.placement for b in branches}
     placement = kinds.pop() if len(kinds) == 1 else "mixed"
     return {"placement": placement, "parallel": any(b.parallel for b in branches)}
-
-
-def _most(axes: Sequence[tuple[int, int]]) -> int:
-    """The axis that most writers use; the last one wins where as many mix tokens."""
-    counts = Counter(axis for _, axis in axes)
-    return max(counts, key=lambda axis: (counts[axis], axis == -1), default=-1)
-
-
-def _feature_axes(flow: Flow, readings: Sequence[Reading]) -> list[tuple[int, int]]:
-    """The axes of the stream on which its writers put their output features, with the rank of the stream there; the
-    last axis counts as −1."""
-    axes: list[tuple[int, int]] = []
-    for reading in readings:
-        moves: list[tuple[Step, int]] = []
-        value = reading.part.end
-        while (step := flow.made_by(value)) is not None and step.role in _KEEPING:
-            if step.role is Role.MOVE:
-                moves.append((step, step.outputs.index(value)))
-            value = next((v for v in step.inputs if flow.producer.get(v, -1) in reading.part.core), step.inputs[0])
-        found = None
-        if step is not None and step.role is Role.MATMUL:
-            key = (
-                "feature axis",
-                step.node.op,
-                flow.shape(step.outputs[0]),
-                signature(flow, ((s.node, k) for s, k in moves)),
-            )
-            if key not in flow.memo:
-                flow.memo[key] = _followed(flow, step, moves)
-            found = flow.memo[key]
-        if found is not None:
-            axes.append((len(flow.shape(reading.part.end)), found))
-    return axes
-
-
-def _followed(flow: Flow, writer: Step, moves: Sequence[tuple[Step, int]]) -> int | None:
-    """Where the output features of `writer` lie behind the recorded `moves`."""
-    shape = flow.shape(writer.outputs[0])
-    axis = 1 if "convolution" in writer.node.op else len(shape) - 1
-    index: Tensor | None = torch.arange(shape[axis]).view([-1 if i == axis else 1 for i in range(len(shape))])
-    index = None if index is None else index.expand(shape).contiguous()
-    for step, place in reversed(moves):
-        index = None if index is None else replay(flow, step.node, index, place)
-    if index is None:
-        return None
-    changing = [i for i in range(index.dim()) if bool((index.diff(dim=i) != 0).any())]
-    if len(changing) != 1:
-        return None
-    return -1 if changing[0] == index.dim() - 1 else changing[0]
 
 
 def _unread(readings: Sequence[Reading], head: HeadWay) -> str:
