@@ -82,6 +82,17 @@ class DynamicCopies(Block):
         return x
 
 
+class MixedLast(DynamicCopies):
+    """The mixture is made after what the branch gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for control, branch in zip(self.control, self.branches(), strict=True):
+            read, write, mix = control(self.normed(x.flatten(2))).split([COPIES, COPIES, COPIES**2], -1)
+            out = branch((read.sigmoid()[..., None] * x).sum(2))
+            x = 2 * write.sigmoid()[..., None] * out[:, :, None] + mix.unflatten(-1, (COPIES, COPIES)).softmax(-1) @ x
+        return x
+
+
 class Corrected(Block):
     """Copies (copies, batch, tokens, width) of which one goes through the block and corrects the others."""
 
@@ -194,7 +205,9 @@ def check_branches(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "axis"), [(StaticCopies, 2), (DynamicCopies, 2), (Corrected, 0)], ids=["static", "dynamic", "corrected"]
+    ("block", "axis"),
+    [(StaticCopies, 2), (DynamicCopies, 2), (MixedLast, 2), (Corrected, 0)],
+    ids=["static", "dynamic", "mixed last", "corrected"],
 )
 def test_parallel_streams(block: Callable[[], nn.Module], axis: int) -> None:
     anatomy = read(Net(block, lambda x: torch.stack([x] * COPIES, axis), lambda x: x.mean(axis)))

@@ -63,6 +63,12 @@ def axes(flow: Flow, value: int, known: Mapping[int, int] | None = None) -> tupl
     return found
 
 
+def origin(flow: Flow, value: int) -> int | None:
+    """The product or the table that the axes of `value` come from; None where it cannot be told."""
+    way = _way(flow, value, {})
+    return None if way is None else way[0]
+
+
 def given(flow: Flow, value: int, known: Mapping[int, int]) -> bool:
     """Whether the axes of `value` come from a tensor given to the model: no product made its features, no table."""
     way = _way(flow, value, known)

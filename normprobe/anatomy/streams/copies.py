@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from normprobe.anatomy.flow.along import along
+from normprobe.anatomy.flow.along import along, axes, origin
 from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.replay import condensed, counted, sent
 from normprobe.anatomy.flow.steps import Flow, Step
@@ -17,10 +17,24 @@ MOST_COPIES = 16
 
 
 def mixed(flow: Flow, step: Step) -> int | None:
-    """The operand of a product that only mixes the few parallel copies held on one of its axes: no feature meets
-    another. None where the step is no such product."""
+    """The operand of a product that only mixes the few parallel copies held on one of its axes: no feature and no token
+    meets another. None where the step is no such product."""
+    found = _mixed(flow, step)
+    return None if found is None else found[0]
+
+
+def _mixed(flow: Flow, step: Step) -> tuple[int, int] | None:
+    """The operand of a product that only mixes copies, and their axis in it and in what is made."""
     if base(step.node.op) not in ("aten.bmm", "aten.mm"):
         return None
+    key = "mixed", step.id
+    if key not in flow.memo:
+        flow.memo[key] = _held_apart(flow, step)
+    found: tuple[int, int] | None = flow.memo[key]
+    return found
+
+
+def _held_apart(flow: Flow, step: Step) -> tuple[int, int] | None:
     left, right = (argument_value(a) for a in step.node.args[:2])
     for copies, weights, axis in ((right, left, -2), (left, right, -1)):
         if copies is None or weights is None or copies not in step.inputs or copies == weights:
@@ -29,7 +43,7 @@ def mixed(flow: Flow, step: Step) -> int | None:
         fresh = sizes[-2] if axis == -2 else sizes[-1]
         few = 1 < copied <= MOST_COPIES and fresh <= 2 * copied
         if few and math.prod(sizes) < math.prod(flow.shape(copies)) and _copied(flow, copies, axis):
-            return copies
+            return copies, axis
     return None
 
 
@@ -40,9 +54,16 @@ def copies(flow: Flow, step: Step) -> int:
 
 
 def _copied(flow: Flow, value: int, axis: int) -> bool:
-    """Whether neither features nor places (tokens) run along an axis, or states of a trunk are stacked there."""
-    told = along(flow, value, axis)
-    return latest_stacked(flow, value) != value if told is None else not (told.features or told.places)
+    """Whether an axis holds copies: neither features nor places (tokens) run along it, or the copies that an earlier
+    product mixed, or states of a trunk are stacked there."""
+    start = origin(flow, value)
+    step = None if start is None else flow.made_by(start)
+    before = None if step is None else _mixed(flow, step)
+    if start is not None and before is not None:
+        told = axes(flow, value, {start: before[1] % len(flow.shape(start))})
+        return told is not None and not told[axis].places
+    runs = along(flow, value, axis)
+    return latest_stacked(flow, value) != value if runs is None else not (runs.features or runs.places)
 
 
 def mixing(flow: Flow, region: frozenset[int]) -> frozenset[int]:
