@@ -48,15 +48,11 @@ def read_stream(
         The measure (None where no write was seen), and the writes that were not. The exponent is NaN where a
         write is missing.
     """
+    reasons = _reasons(stream, handlers, watched)
     skipped = [
-        Skipped(what=_name(stream, site), why=why)
-        for site, handler in handlers.items()
-        if (why := _missing(site, handler, watched)) is not None
-    ]
-    untold = dict.fromkeys(b.add for b in stream.branches if b.feature_axis is None)
-    skipped += [
-        Skipped(what=_name(stream, site), why="the axis of its features could not be told from the data flow")
-        for site in untold
+        Skipped(what=f"residual stream {stream.name}, write {site.path}#{site.op}:{site.ordinal}", why=why)
+        for site, why in reasons.items()
+        if why is not None
     ]
     writes = {site: handler.written() for site, handler in handlers.items()}
     seen = [(site, written) for site, written in writes.items() if written is not None]
@@ -71,13 +67,19 @@ def read_stream(
         massive=massive.merge(
             [written.massive for _, written in seen], lambda token: position(token, first.shape, axis, lengths)
         ),
-        **_growth([*writes.values(), *(None for _ in untold)]),
+        **_growth([writes.get(site) for site in reasons]),
     )
     return measure, tuple(skipped)
 
 
-def _name(stream: Stream, site: OpSite) -> str:
-    return f"residual stream {stream.name}, write {site.path}#{site.op}:{site.ordinal}"
+def _reasons(stream: Stream, handlers: Mapping[OpSite, WriteHandler], watched: Watched) -> dict[OpSite, str | None]:
+    """Why a write was not measured, for each write in order; None for those that were."""
+    return {
+        branch.add: "the axis of its features could not be told from the data flow"
+        if branch.feature_axis is None
+        else _missing(branch.add, handlers[branch.add], watched)
+        for branch in stream.branches
+    }
 
 
 def _growth(writes: Sequence[Written | None]) -> dict[str, Any]:

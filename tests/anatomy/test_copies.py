@@ -1,4 +1,4 @@
-"""What repeats itself, or is mixed by a small matrix, is no copy of the trunk where it runs over tokens, however few."""
+"""What repeats itself, or is mixed by a small matrix, is no copy of the trunk where it runs over tokens."""
 
 from __future__ import annotations
 
