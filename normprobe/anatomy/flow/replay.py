@@ -58,7 +58,7 @@ def replay(flow: Flow, node: Node, tensor: Tensor, place: int) -> Tensor | None:
     if node.function is None:
         return None
     if name in _SHAPES and isinstance(node.args[1], (list, tuple)):
-        return _reshaped(tensor, node.args[1])
+        return reshaped(tensor, node.args[1])
     if tensor.numel() > _LARGEST and not getattr(node.function, "is_view", False):
         return None
     read = list(dict.fromkeys(node.inputs))
@@ -76,7 +76,7 @@ def replay(flow: Flow, node: Node, tensor: Tensor, place: int) -> Tensor | None:
     return made[place] if isinstance(made[place], Tensor) else None
 
 
-def _reshaped(tensor: Tensor, sizes: Sequence[int]) -> Tensor | None:
+def reshaped(tensor: Tensor, sizes: Sequence[int]) -> Tensor | None:
     """A tensor in another shape; what is spread without memory stays so: only axes that are merged are copied."""
     known = math.prod(n for n in sizes if n != -1)
     shape = [tensor.numel() // known if n == -1 and known else n for n in sizes]
