@@ -22,7 +22,18 @@ from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, S
 def measure_forward(
     model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0, *, exact: bool = False, everywhere: bool = True
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
-    """Measure every residual stream, attention site and weight of `anatomy` in one forward of `model`.
+    """`measure_signal`, and how the weights were drawn, for which nothing runs."""
+    measured, skipped = measure_signal(model, inputs, anatomy, seed, exact=exact, everywhere=everywhere)
+    if _on_meta(model):
+        return measured, skipped
+    init, unread = measure_initialisation(model, anatomy, seed)
+    return measured.model_copy(update={"init": init}), (*skipped, *unread)
+
+
+def measure_signal(
+    model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0, *, exact: bool = False, everywhere: bool = True
+) -> tuple[Measurements, tuple[Skipped, ...]]:
+    """Measure every residual stream and attention site of `anatomy` in one forward of `model`.
 
     The model runs in eval mode without gradients and is left bit for bit as it was, also when its forward
     raises (that error passes through). Where a stream or an output is not finite, two more forwards find
@@ -32,14 +43,14 @@ def measure_forward(
         model: the model that `anatomy` was read from.
         inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         anatomy: what to measure.
-        seed: of the samples of query rows and weights.
+        seed: of the samples of query rows and tokens.
         exact: take every query row.
         everywhere: as in `watch`: False where the recorded forward wrote into no parameter.
 
     Returns:
         The measurements, and what could not be measured with the reason.
     """
-    if any(p.device.type == "meta" for p in model.parameters()):
+    if _on_meta(model):
         return Measurements(), (Skipped(what="the signal", why="tensors on the meta device hold no numbers"),)
     padding = padding_masks(inputs)
     writes = {stream.name: write_handlers(stream, padding, seed) for stream in anatomy.streams}
@@ -53,9 +64,11 @@ def measure_forward(
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    init, unread = measure_initialisation(model, anatomy, seed)
-    measured = Measurements(residual=streams, attention=attention, init=init, **finite)
-    return measured, (*skipped, *unseen, *unread)
+    return Measurements(residual=streams, attention=attention, **finite), (*skipped, *unseen)
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(p.device.type == "meta" for p in model.parameters())
 
 
 def _finite(model: nn.Module, inputs: Inputs, streams: tuple[StreamMeasure, ...], watched: Watched) -> dict[str, Any]:
