@@ -25,6 +25,7 @@ from normprobe.anatomy.streams.adds import find_writes
 from normprobe.anatomy.streams.branches import norm_path, read_branches
 from normprobe.anatomy.streams.chains import find_chains, linked
 from normprobe.anatomy.streams.kinds import branch_kind
+from normprobe.anatomy.streams.mixers import multiplies_tokens
 from normprobe.anatomy.streams.placement import norms_between
 from normprobe.anatomy.streams.readout import (
     HeadWay,
@@ -78,7 +79,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     unread = _unread(flow, value) if head is None else []
-    unread += [*_unknown_kernels(flow, streams), *_unknown_rows(sites)]
+    unread += [*_unknown_kinds(flow, streams), *_unknown_rows(sites)]
     return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread), trace.wrote)
 
 
@@ -87,18 +88,21 @@ def _unread(flow: Flow, value: int | None) -> list[Skipped]:
     return [Skipped(what="head", why=why)] if why is not None else []
 
 
-def _unknown_kernels(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Skipped]:
-    """Operations of other libraries that left the kind of branches unknown, with the first of those branches."""
+def _unknown_kinds(flow: Flow, streams: Sequence[ReadStream]) -> Iterator[Skipped]:
+    """Operations that left the kind of branches unknown, each with the first place where it stands."""
     paths: dict[tuple[str, str], list[str]] = {}
     for reading in (r for stream in streams for r in stream.readings if r.kind == "other"):
         for step in (flow.steps[i] for i in sorted(reading.part.region)):
             told = mixing(flow, step)
             if told is not None and told.how == "unknown":
-                paths.setdefault((step.node.op, told.why), []).append(flow.path(step) or ".")
+                paths.setdefault((step.node.op, f"the operation {told.why}"), []).append(flow.path(step) or ".")
+            elif multiplies_tokens(flow, step) is None:
+                why = "it cannot be told whether its factors hold several tokens"
+                paths.setdefault((step.node.op, why), []).append(flow.path(step) or ".")
     for (op, why), found in paths.items():
         where = list(dict.fromkeys(found))
         others = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        yield Skipped(what=f"kind of the branch with {op} at {where[0]}{others}", why=f"the operation {why}")
+        yield Skipped(what=f"kind of the branch with {op} at {where[0]}{others}", why=why)
 
 
 def _unknown_rows(sites: Sequence[ReadSite]) -> Iterator[Skipped]:

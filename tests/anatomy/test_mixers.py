@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import normprobe
 from tests.anatomy.reading import anatomy_of, only_stream
 from tests.anatomy.test_kinds import INNER, TOKENS, WIDTH, Block, Inside, read
 
@@ -105,6 +106,19 @@ def fixed_matrix(_: nn.Module, h: Tensor) -> Tensor:
 @pytest.mark.parametrize("inside", [mean, maximum, fixed_matrix])
 def test_what_brings_tokens_together_otherwise_is_no_mlp(inside: Inside) -> None:
     assert [b.kind for b in only_stream(read(Block(inside))).branches] == ["other"] * 2
+
+
+def test_a_product_of_unknown_axes_leaves_the_kind_unknown() -> None:
+    def stretched(_: nn.Module, h: Tensor) -> Tensor:
+        q, k, v = F.interpolate(h.transpose(1, 2), 2 * TOKENS).transpose(1, 2).chunk(3, -1)
+        return (q @ (k.transpose(-2, -1) @ v))[:, ::2]
+
+    model = nn.Sequential(Block(stretched, into=8), Block(stretched, into=8))
+    report = normprobe.probe(model, torch.randn(2, TOKENS, WIDTH), level="structure")
+    assert [b.kind for b in only_stream(report.anatomy).branches] == ["other"] * 2
+    (skipped,) = [s for s in report.skipped if s.what.startswith("kind of the branch")]
+    assert skipped.what == "kind of the branch with aten.bmm.default at 0 and 1 more"
+    assert skipped.why == "it cannot be told whether its factors hold several tokens"
 
 
 class OnChannels(nn.Module):

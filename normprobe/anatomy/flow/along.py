@@ -92,12 +92,12 @@ def factors(flow: Flow, product: Step) -> tuple[int, int] | None:
     return (values[0], values[1]) if len(values) == 2 and all(flow.levels.signal(v) for v in values) else None
 
 
-def tokens_meet(flow: Flow, first: int, second: int, other: int = -1) -> bool:
+def tokens_meet(flow: Flow, first: int, second: int, other: int = -1) -> bool | None:
     """Whether a product of two signals brings several places together, as it sums over them, or in pairs of a place of
-    `first` (axis −2) and one of `second` (axis `other`). True where it cannot be told."""
+    `first` (axis −2) and one of `second` (axis `other`). None where it cannot be told."""
     inner, rows, columns = along(flow, first, -1), along(flow, first, -2), along(flow, second, other)
     if inner is None or rows is None or columns is None:
-        return True
+        return None
     return inner.places or (rows.places and columns.places)
 
 

@@ -73,13 +73,16 @@ def branch_kind(
 def _mixer(flow: Flow, part: Part, steps: list[Step]) -> BranchKind | None:
     """How convolutions, scans and products bring tokens together; None where they do not."""
     convolutions = [s for s in steps if mixers.mixes_neighbours(flow, s)]
-    products = any(mixers.multiplies_tokens(flow, s) for s in steps)
+    met = {mixers.multiplies_tokens(flow, s) for s in steps}
+    products = True in met
     if any(mixers.scans(flow, s) for s in steps) or mixers.loops(flow, steps) or mixers.doubles(flow, steps):
         return "ssm" if convolutions else "linear_attention" if products else "recurrent"
     others = any(s.role is Role.MATMUL and s.parameters and s not in convolutions for s in steps)
     if convolutions and not (others and all(mixers.refines(flow, s, part.region) for s in convolutions)):
         return "conv"
-    return "linear_attention" if products or mixers.sums_up(flow, steps) else None
+    if products or mixers.sums_up(flow, steps):
+        return "linear_attention"
+    return "other" if None in met else None
 
 
 def _by_kernels(flow: Flow, part: Part, steps: Sequence[Step]) -> BranchKind | None:

@@ -38,13 +38,26 @@ def _of_features(flow: Flow, step: Step) -> bool:
     return runs is not None and runs.features
 
 
-def multiplies_tokens(flow: Flow, step: Step) -> bool:
-    """Whether a product of two signals, or what weighs features by it, brings several tokens together."""
+def multiplies_tokens(flow: Flow, step: Step) -> bool | None:
+    """Whether a product of two signals, or what weighs features by it, brings several tokens together; None where it
+    cannot be told."""
     if step.role is Role.ATTENTION:
         given = operands(flow, step)
-        return given is None or tokens_meet(flow, *given[:2], -2)
+        return None if given is None else _meet(flow, *given[:2], -2)
     pair = factors(flow, step) if step.role is Role.MATMUL and not step.parameters else None
-    return pair is not None and tokens_meet(flow, *pair)
+    return False if pair is None else _meet(flow, *pair, -1)
+
+
+def _meet(flow: Flow, first: int, second: int, other: int) -> bool | None:
+    """Whether tokens meet in a product, as they do where neighbours were put side by side before it."""
+    met = tokens_meet(flow, first, second, other)
+    return True if met is None and any(_unfolded(flow, v) for v in (first, second)) else met
+
+
+def _unfolded(flow: Flow, value: int) -> bool:
+    *_, last = light_chain(flow, value)
+    step = flow.made_by(last.value)
+    return step is not None and base(step.node.op) == "aten.im2col"
 
 
 def scans(flow: Flow, step: Step) -> bool:
