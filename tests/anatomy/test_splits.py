@@ -87,5 +87,5 @@ def test_a_sum_of_many_is_walked_once() -> None:
         return sum((f(h) for f in layer.mlps), torch.zeros(()))
 
     started = time.process_time()
-    assert [b.kind for b in read(summed, summands=200).branches] == ["mlp"] * 2
-    assert time.process_time() - started < 4.0
+    assert [b.kind for b in read(summed, summands=400).branches] == ["mlp"] * 2
+    assert time.process_time() - started < 10.0

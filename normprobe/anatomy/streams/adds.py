@@ -126,28 +126,33 @@ def _put_back(flow: Flow, step: Step) -> bool:
 
 def _with_share(flow: Flow, scale: float | None, sign: float, end: int, source: int) -> float | None:
     """The factor on the trunk with what the branch itself adds of it: of x + a·(f(x) − x) it is 1 − a."""
-    share = _share(flow, end, source, {})
+    share = _share(flow, end, source)
     return scale if share == 0.0 else None if share is None or scale is None else scale + sign * share
 
 
-def _share(flow: Flow, value: int, source: int, known: dict[int, float | None]) -> float | None:
-    """The factor with which `source` is part of a sum; None where it is not constant. `known` holds what was told."""
-    if value not in known:
-        known[value] = _part(flow, value, source, known)
-    return known[value]
+def _share(flow: Flow, end: int, source: int) -> float | None:
+    """The factor with which `source` is part of a sum; None where it is not constant."""
+    known: dict[int, float | None] = {}
+    todo = [end]
+    while todo:
+        chain = list(light_chain(flow, todo[-1]))
+        found = next((link for link in chain if link.value == source), None)
+        step = flow.made_by(chain[-1].value) if found is None else None
+        if step is None or step.role is not Role.ADD or step.id < flow.producer.get(source, -1):
+            known[todo.pop()] = 0.0 if found is None else found.factor(flow)
+        elif missing := [v for v in step.inputs if v not in known]:
+            todo += missing
+        else:
+            known[todo.pop()] = _total(step, known, chain[-1].factor(flow))
+    return known[end]
 
 
-def _part(flow: Flow, value: int, source: int, known: dict[int, float | None]) -> float | None:
-    for link in light_chain(flow, value):
-        if link.value == source:
-            return link.factor(flow)
-    step = flow.made_by(link.value)
-    if step is None or step.role is not Role.ADD or step.id < flow.producer.get(source, -1):
-        return 0.0
-    shares = [(_share(flow, v, source, known), operand_factor(step, v)) for v in step.inputs]
+def _total(step: Step, known: Mapping[int, float | None], outer: float | None) -> float | None:
+    """What a sum has of something of which its operands have `known` shares, times a factor on the sum."""
+    shares = [(known[v], operand_factor(step, v)) for v in step.inputs]
     if all(share == 0.0 for share, _ in shares):
         return 0.0
-    total, outer = sum(share * factor for share, factor in shares if share is not None), link.factor(flow)
+    total = sum(share * factor for share, factor in shares if share is not None)
     return None if outer is None or any(share is None for share, _ in shares) else outer * total
 
 

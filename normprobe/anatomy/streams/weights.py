@@ -115,6 +115,9 @@ def branch_scale(flow: Flow, write: Write, part: Part, model: nn.Module, behind:
     """The factor between the branch's last norm or weights and its add, a constant times the one `behind` the add; a
     mere change of sign is none. Of a branch that is a sum it is the one that all summands have."""
     outer = behind * operand_factor(write.step, write.step.inputs[1 - write.trunk])
+    for step in (flow.steps[i] for i in sorted(part.region)):  # in order of time, so that no long sum is read at once
+        for value in step.inputs if step.role is Role.ADD else ():
+            _summand(flow, write, part, value, model)
     return _scale(flow, write, part, part.end, model, abs(outer))
 
 
