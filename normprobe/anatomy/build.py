@@ -36,7 +36,8 @@ from normprobe.anatomy.streams.readout import (
     way_behind,
 )
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
-from normprobe.anatomy.streams.writes import Write
+from normprobe.anatomy.streams.unread import unread_sums
+from normprobe.anatomy.streams.writes import Trunks, Write
 from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
@@ -64,7 +65,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
         flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     norms = list(found.sites)
     attention = find_attention(flow)
-    streams, others = _streams(flow, model, norms, attention)
+    streams, others, trunks = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
     value = head_value(flow, model)
@@ -79,7 +80,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     )
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     unread = _unread(flow, value) if head is None else []
-    unread += [*_unknown_kinds(flow, streams), *_unknown_rows(sites)]
+    unread += [*_unknown_kinds(flow, streams), *_unknown_rows(sites), *unread_sums(flow, trunks)]
     return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread), trace.wrote)
 
 
@@ -143,13 +144,14 @@ def _attention_groups(trace: Trace, candidates: Candidates) -> list[Group]:
 
 def _streams(
     flow: Flow, model: nn.Module, norms: list[NormSite], attention: list[AttentionOp]
-) -> tuple[list[ReadStream], list[tuple[NormRole, Step]]]:
-    """The streams, and the roles of norms on the sums of long skips around them and between the layers of a branch."""
+) -> tuple[list[ReadStream], list[tuple[NormRole, Step]], Trunks]:
+    """The streams, the roles of norms on the sums of long skips around them and between the layers of a branch, and
+    all residual adds."""
     trunks = find_writes(flow)
     chains, skips = find_chains(flow, trunks)
     head = head_value(flow, model)
     if head is None:
-        return [], []
+        return [], [], trunks
     behind = steps_behind(flow, head)
     crossing = [_crossing(flow, chain, attention) for chain in chains]
     around = [s for chain in skips for r in read_branches(flow, chain, attention) if r.post for s in r.norms.on_sum]
@@ -164,7 +166,7 @@ def _streams(
         streams.append(read_stream(flow, chain, attention, norms, model, way, trunks, alone))
     streams = _unique_names(streams)
     streams = [_with_own_final(flow, stream, streams) for stream in streams]
-    return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], others
+    return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], others, trunks
 
 
 def _with_own_entry(stream: ReadStream, around: Collection[str | None]) -> ReadStream:

@@ -156,6 +156,29 @@ def test_a_cell_that_runs_along_the_tokens_is_one_branch(cell: type[nn.RNNCellBa
     assert [(b.kind, b.pre_norm) for b in branches] == [("recurrent", "1.norm"), ("recurrent", "2.norm")]
 
 
+def test_numbers_that_weigh_a_stack_are_factors() -> None:
+    weights = torch.tensor([1.0, 0.5])
+    found = stream(lambda b, x, y: (torch.stack([x, y], -1) * weights).sum(-1))
+    assert {(b.skip_scale, b.branch_scale.kind, b.branch_scale.value) for b in found.branches} == {
+        (1.0, "constant", 0.5)
+    }
+
+
+UNREAD: dict[str, tuple[Form, str]] = {
+    "negative": (lambda b, x, y: y - x, "the trunk enters it with a negative factor"),
+    "product": (lambda b, x, y: torch.stack([x, y], -1) @ torch.ones(2), "it weighs trunk and branch by one product"),
+}
+
+
+@pytest.mark.parametrize(("form", "why"), UNREAD.values(), ids=UNREAD)
+def test_a_sum_that_is_not_read_is_named(form: Form, why: str) -> None:
+    report = normprobe.probe(net(form), torch.randn(2, 6, WIDTH), level="structure")
+    assert not report.anatomy.streams
+    (line,) = [s for s in report.skipped if s.what.startswith("the sum ")]
+    assert line.what.endswith("at 1.0 and 2 more")
+    assert line.why.startswith(why)
+
+
 def test_rows_that_are_added_with_a_factor_have_it() -> None:
     rows = torch.arange(6)
     found = stream(lambda b, x, y: x.index_add(1, rows, y, alpha=0.5))

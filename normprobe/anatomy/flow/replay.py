@@ -117,9 +117,9 @@ def signature(flow: Flow, views: Iterable[tuple[Node, int]]) -> tuple[Any, ...]:
     """Equal for two chains of views only if the same operations were given the same arguments, and equal indices."""
 
     def content(ref: Ref) -> object:
-        about = flow.trace.values[ref.value]
-        if flow.levels.signal(ref.value) or about.dtype.is_floating_point:
+        if flow.levels.signal(ref.value) or flow.floating(ref.value):
             return "%"
+        about = flow.trace.values[ref.value]
         held = flow.statics.tensor(ref.value)
         if held is None:
             return ref

@@ -88,10 +88,10 @@ class Flow:
         return self.trace.calls[step.call].path
 
 
-def extra(flow: Flow, node: Node) -> int:
-    """A value of its own for what `node` computes on its way to its output."""
+def extra(flow: Flow, node: Node, like: int | None = None) -> int:
+    """A value of its own for what `node` computes on its way to its output, in its shape or that of `like`."""
     value = len(flow.trace.values) + len(flow.extra_shapes)
-    flow.extra_shapes[value] = flow.shape(node.outputs[0])
+    flow.extra_shapes[value] = flow.shape(node.outputs[0] if like is None else like)
     return value
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from normprobe.anatomy.flow.mixtures import weighted
 from normprobe.anatomy.flow.ops import ACCUMULATING, PIECE, REST, SPREADING, Role, base, classify
-from normprobe.anatomy.flow.pieces import summands
 from normprobe.anatomy.flow.steps import Flow, append, extra, ref
 from normprobe.capture.trace import Node, Ref
 
@@ -83,19 +83,21 @@ def _interpolated(flow: Flow, node: Node, signals: frozenset[int]) -> tuple[Ref,
 
 
 def _add_stacked(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
-    """A sum or mean over the axis on which signals were stacked adds them one after another."""
-    parts = summands(flow.trace, node)
-    if not parts or not all(flow.levels.signal(v) for v in parts):
+    """A sum or mean over the axis on which signals were stacked, weighted perhaps, adds them one after another."""
+    parts = weighted(flow, node)
+    if len(parts) < 2 or not all(flow.levels.signal(v) for v in parts):
         return False
-    mean = base(node.op) == "aten.mean"
-    total, *others = (_reshaped(flow, node, v) for v in parts)
+    scale = 1.0 / len(parts) if base(node.op) == "aten.mean" else 1.0
+    total, *others = (_weighed(flow, node, value, weight) for value, weight in parts.items())
+    moved = scale != 1 or flow.shape(total) != flow.shape(node.outputs[0])
     for i, value in enumerate(others):
-        last = i == len(others) - 1 and not mean
-        following = node.outputs[0] if last else extra(flow, node)
+        following = node.outputs[0] if i == len(others) - 1 and not moved else extra(flow, node, total)
         append(flow, Role.ADD, (total, value), (following,), node, ())
         total = following
-    if mean:
-        _computed(flow, node, "aten.mul.Tensor", (Ref(total), 1.0 / len(parts)), node.outputs[0])
+    if scale != 1:
+        total = _computed(flow, node, "aten.mul.Tensor", (Ref(total), scale), like=total)
+    if moved:
+        _computed(flow, node, "aten.reshape.default", (Ref(total), flow.shape(node.outputs[0])), node.outputs[0])
     return True
 
 
@@ -131,15 +133,16 @@ def _add_replaced(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
     return False
 
 
-def _reshaped(flow: Flow, node: Node, value: int) -> int:
-    """A summand in the shape of the sum, of which it may have one axis more."""
-    shape = flow.shape(node.outputs[0])
-    return value if flow.shape(value) == shape else _computed(flow, node, "aten.reshape.default", (Ref(value), shape))
+def _weighed(flow: Flow, node: Node, value: int, weight: float) -> int:
+    """A summand with its weight."""
+    return value if weight == 1 else _computed(flow, node, "aten.mul.Tensor", (Ref(value), weight), like=value)
 
 
-def _computed(flow: Flow, node: Node, op: str, operands: Sequence[object], output: int | None = None) -> int:
+def _computed(
+    flow: Flow, node: Node, op: str, operands: Sequence[object], output: int | None = None, like: int | None = None
+) -> int:
     """What `node` computes by `op` on its way to its output, or at the end of it."""
-    made = extra(flow, node) if output is None else output
+    made = extra(flow, node, like) if output is None else output
     values = tuple(v for a in operands if (v := ref(a)) >= 0)
     function = getattr(torch.ops.aten, op.split(".")[1]) if op != REST else None
     part = Node(node.id, op, values, (made,), node.call, node.ordinal, tuple(operands), function=function)

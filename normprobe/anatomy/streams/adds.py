@@ -106,6 +106,7 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     scale = None if factor is None else factor * operand_factor(step, side)
     scale = _with_share(flow, scale, operand_factor(step, end), end, source) if way == "light" and not over else scale
     if scale is not None and scale < 0:  # f(x) - x, as in x + r·(f(x) - x), is no state of the trunk
+        trunks.refused.add(step.id)
         return None
     return Write(step, trunk, source, scale, part, parts, over, way, crossed)
 

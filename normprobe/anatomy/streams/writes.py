@@ -57,7 +57,7 @@ class Trunks:
     of one trunk with the later state (a long skip, an average over depth); the weights that draw two states put side by
     side into one, with the later state; and the choices between states of one trunk, element by element, with the
     latest state (tokens that skip a block, rows written in place); and what is taken out of a concatenation again, with
-    the tensor that it is."""
+    the tensor that it is. `refused` are sums that a trunk enters with a negative factor."""
 
     writes: dict[int, Write] = field(default_factory=dict)
     ends: dict[int, list[int]] = field(default_factory=dict)
@@ -65,6 +65,7 @@ class Trunks:
     drawn: dict[int, int] = field(default_factory=dict)
     choices: dict[int, int] = field(default_factory=dict)
     pieces: dict[int, int] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
 
     def kept(self, flow: Flow, step: Step) -> int | None:
         """The input that a step goes on from along the trunk."""
