@@ -43,9 +43,9 @@ class LogitHandler(Handler):
     """Measures one attention site.
 
     All query rows are looked at where there are at most `ROWS` or `exact` asks for them, else a seeded sample of that
-    many, the same for every head and sample. `bound` is max|q|·max|k|·|scale| over all rows, and the largest bias
-    more where the mask adds one; where only the logits are seen (a softmax) it is the largest of all rows, which is
-    exact.
+    many, one from each stretch of the sequence, the same for every head and sample. `bound` is max|q|·max|k|·|scale|
+    over all rows, and the largest bias more where the mask adds one; where only the logits are seen (a softmax) it is
+    the largest of all rows, which is exact.
     """
 
     def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = (), exact: bool = False) -> None:
@@ -113,8 +113,7 @@ class LogitHandler(Handler):
         self.length = count = x.shape[2]
         if self.exact or count <= ROWS:
             return torch.arange(count, device=x.device)
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randperm(count, generator=generator)[:ROWS].sort().values.to(x.device)
+        return one_of_each(count, self.seed).to(x.device)
 
     def _finish(self, operands: _Operands, all_rows: Lengths, source: Tensor, rows: Tensor) -> None:
         share = len(rows) / max(1, source.shape[2])
@@ -131,6 +130,16 @@ class LogitHandler(Handler):
             rows=looked,
             heads=tuple(_head(i, *row) for i, row in enumerate(zip(*columns, *all_rows, strict=True))),
         )
+
+
+def one_of_each(count: int, seed: int) -> Tensor:
+    """One row of each of `ROWS` stretches of `count` rows that are equally long, but for one row.
+
+    What a row tells depends on how many keys it sees; such a sample is nearer to all rows than one from anywhere.
+    """
+    edges = torch.arange(ROWS + 1) * count // ROWS
+    inside = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed))
+    return edges[:-1] + (inside * edges.diff()).long()
 
 
 def _head(index: int, *numbers: float) -> HeadLogits:

@@ -132,7 +132,8 @@ class Margins(Record):
 
     2.58 standard errors over rows drawn without putting back: by the spread that the rows show (Cochran 1977, sec. 2.3
     and 6.3), and for `saturated` and `first_token`, which a few rows may decide, the most that numbers in [0, 1] of
-    their mean can have, with two of either end added (Agresti & Coull 1998). NaN where fewer than two rows are left.
+    their mean can have, with two of either end added (Agresti & Coull 1998). Rows are drawn one from each stretch of
+    the sequence, which lies nearer (Cochran 1977, sec. 5.6). NaN where fewer than two rows are left.
     """
 
     std: float

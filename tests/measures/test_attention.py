@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normprobe.measures.attention import LogitHandler
+from normprobe.measures.attention import LogitHandler, one_of_each
 from normprobe.measures.forward import measure_forward
 from normprobe.records import AttentionMeasure, AttentionSite, OpSite
 from tests.measures.models import Case, anatomy_of, bert, gpt2, llama, neox, t5
@@ -182,9 +182,18 @@ def test_a_sample_is_seeded_and_holds_at_most_64_rows() -> None:
     assert first != other
     assert first.rows == 128
     assert not first.basis.exact
-    rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:64]
+    rows = one_of_each(300, seed=0)
     seen = torch.arange(300) <= rows[:, None]
     assert_heads(first, (q[:, :, rows] @ k.mT / math.sqrt(8)).masked_fill(~seen, -math.inf))
+
+
+@pytest.mark.parametrize("count", [65, 300, 512])
+def test_a_sample_holds_one_row_of_each_stretch(count: int) -> None:
+    samples = [one_of_each(count, seed) for seed in range(60)]
+    for rows in samples:
+        assert len(rows.unique()) == 64
+        assert abs(float(rows.double().mean()) - (count - 1) / 2) < count / 64, "no part of the sequence has more"
+    assert torch.cat(samples).unique().tolist() == list(range(count))
 
 
 def test_a_sample_of_the_logits_of_a_softmax_is_that_of_q_and_k() -> None:
