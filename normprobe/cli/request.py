@@ -49,9 +49,12 @@ class Request:
         """The level of the probe.
 
         Raises:
-            SettingError: --backward was given with --level structure or with --meta.
+            SettingError: an option was given without the level or the weights that it needs.
         """
+        self._check_signal()
         if not self.backward:
+            if self.lr is not None:
+                raise SettingError("--lr needs gradients", expected="--backward", hint="add --backward")
             return self.level.value
         if self.meta:
             found = "--meta, which loads no weights"
@@ -61,6 +64,16 @@ class Request:
         if self.level is opt.LevelChoice.STRUCTURE:
             raise SettingError("--backward and --level structure exclude each other", hint="leave one of them out")
         return "backward"
+
+    def _check_signal(self) -> None:
+        """Refuse options that ask for numbers where none are measured."""
+        asked = {"--deep": self.deep, "--measures": self.measures is not None, "--exact": self.exact}
+        for option in (name for name, given in asked.items() if given):
+            if self.meta:
+                found = "--meta, which loads no weights"
+                raise SettingError(f"{option} needs weights", expected="a model with weights", found=found)
+            if self.level is opt.LevelChoice.STRUCTURE and not self.backward:
+                raise SettingError(f"{option} needs a signal", expected="--level forward", found="--level structure")
 
     def extras(self) -> tuple[str, ...]:
         """The names of the further measures; `probe` refuses unknown ones."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normprobe
+from tests.anatomy.reading import anatomy_of
 
 
 class Cross(nn.Module):
@@ -34,3 +36,22 @@ def test_rows_count_from_the_start_of_the_whole_parameter(autocast: str | None) 
         "v": (((16, 20),), ((20, 24),)),
     }
     assert {rows.axis for rows in site.columns.values()} == {0}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_heads_of_pooled_queries_are_those_of_the_keys(batch: int) -> None:
+    class Pooled(nn.Module):
+        """Queries are the largest of every four tokens, in windows (Ryali et al. 2023, Hiera)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(32, 96)
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = self.qkv(x).reshape(len(x), -1, 1, 3, 4, 8).permute(3, 0, 4, 2, 1, 5)
+            q, k, v = parts.unbind(0)
+            q = q.view(len(x), 4, 1, 4, -1, 8).amax(3)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    (site,) = anatomy_of(Pooled(), torch.randn(batch, 16, 32)).attention
+    assert (site.heads, site.kv_heads, site.head_dim) == (4, 4, 8)

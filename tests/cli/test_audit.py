@@ -152,6 +152,23 @@ def test_meta_arrives_and_excludes_backward(stage: Stage, run: Run) -> None:
     assert "--backward needs weights" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--meta --deep", "--deep needs weights"),
+        ("--meta --measures gain", "--measures needs weights"),
+        ("--level structure --exact", "--exact needs a signal"),
+        ("--lr 0.1", "add --backward"),
+    ],
+)
+def test_options_without_use_are_refused_in_the_words_of_the_command_line(
+    stage: Stage, run: Run, words: str, said: str
+) -> None:
+    result = run("audit", "net", *words.split())
+    assert (result.exit_code, stage.calls) == (2, {})
+    assert said in result.stderr
+
+
 @pytest.mark.parametrize("name", ["", "  "])
 def test_a_target_without_a_name_is_an_error(stage: Stage, run: Run, name: str) -> None:
     result = run("audit", name)

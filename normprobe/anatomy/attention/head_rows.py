@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
@@ -41,6 +42,12 @@ class Rows:
             if len(first) == len(query.sets):
                 sets = tuple(self.sets[own[first[i]]] for i in range(len(first)))
         return HeadRows(parameter=self.parameter, axis=self.axis, heads=sets)
+
+    def varied(self) -> int:
+        """The number of places along those leading axes on which the rows differ."""
+        first = self.places[..., 0]
+        differ = [bool((first.diff(dim=i) != 0).any()) for i in range(first.dim())]
+        return math.prod(size for size, some in zip(first.shape, differ, strict=True) if some)
 
     def _firsts(self) -> list[int]:
         """The set of rows behind the first token of every leading place."""

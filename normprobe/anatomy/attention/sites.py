@@ -31,7 +31,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     shape = flow.shape(op.query)
     found = _rows(flow, op, (query, key, value))
     rows = {name: one for name, one in found.items() if isinstance(one, Rows)}
-    heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query)
+    heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query, rows.get("k"))
     factors = (op.factor, query.factor, key.factor)
     known = [f for f in factors if f is not None]
     causal, window = (True, None) if op.causal else reach(op.hidden, *op.places)
@@ -67,9 +67,12 @@ def _rows(flow: Flow, op: AttentionOp, sides: tuple[Side, Side, Side]) -> dict[O
     }
 
 
-def _heads(flow: Flow, op: AttentionOp, query: Side) -> int:
-    """Query heads: the second of four axes; of three the first without the batch, which the projection's output has."""
+def _heads(flow: Flow, op: AttentionOp, query: Side, keys: Rows | None) -> int:
+    """Query heads: as many places as the rows behind the keys differ by, where queries have the same places (and were
+    pooled, say); the second of four axes; of three the first without the batch, which the projection's output has."""
     shape = flow.shape(op.query)
+    if keys is not None and keys.places.shape[:-1] == shape[:-2] and len(keys.sets) > 1:
+        return keys.varied()
     if len(shape) == 4:
         return shape[1]
     batch = flow.shape(query.projection.outputs[0])[0] if query.projection is not None else 1

@@ -198,7 +198,7 @@ def _final_norm(
     if len(branches) == 1 and alone:
         return None, False, "a stream of one write"
     if not any(b.placement in _GROWING for b in branches):
-        return None, False, _HELD if any(b.post_norm for b in branches) else "no norm acts on this stream"
+        return None, False, _HELD if any(b.post_norm for b in branches) else "nothing reads this stream through a norm"
     if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):
         return None, False, "the norms on this stream are batch norms on what its branches write"
     if len(branches) == 1:
