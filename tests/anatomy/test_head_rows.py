@@ -55,3 +55,21 @@ def test_heads_of_pooled_queries_are_those_of_the_keys(batch: int) -> None:
 
     (site,) = anatomy_of(Pooled(), torch.randn(batch, 16, 32)).attention
     assert (site.heads, site.kv_heads, site.head_dim) == (4, 4, 8)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_heads_beside_the_batch_on_one_axis_are_told_from_it(batch: int) -> None:
+    class Einsum(nn.Module):
+        """Time comes first, and weights have three axes (Yang et al. 2019, XLNet)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(32, 4, 8)) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (torch.einsum("ibh,hnd->ibnd", x, w) for w in (self.q, self.k, self.v))
+            weights = torch.einsum("ibnd,jbnd->bnij", q, k).softmax(3)
+            return torch.einsum("ibnd,hnd->ibh", torch.einsum("bnij,jbnd->ibnd", weights, v), self.o)
+
+    (site,) = anatomy_of(Einsum(), torch.randn(10, batch, 32)).attention
+    assert (site.heads, site.kv_heads, site.head_dim) == (4, 4, 8)

@@ -9,6 +9,7 @@ from normprobe.anatomy.attention.head_rows import Rows, head_rows
 from normprobe.anatomy.attention.ops import AttentionOp
 from normprobe.anatomy.attention.reach import reach
 from normprobe.anatomy.attention.sides import Side, trace_side
+from normprobe.anatomy.flow.along import parted
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.records import AttentionSite, NormSite, QKNorm
 
@@ -69,12 +70,15 @@ def _rows(flow: Flow, op: AttentionOp, sides: tuple[Side, Side, Side]) -> dict[O
 
 def _heads(flow: Flow, op: AttentionOp, query: Side, keys: Rows | None) -> int:
     """Query heads: as many places as the rows behind the keys differ by, where queries have the same places (and were
-    pooled, say); the second of four axes; of three the first without the batch, which the projection's output has."""
+    pooled, say); the second of four axes; of others as many as the query's features are parted into, or of three the
+    first without the batch, which the projection's output has."""
     shape = flow.shape(op.query)
     if keys is not None and keys.places.shape[:-1] == shape[:-2] and len(keys.sets) > 1:
         return keys.varied()
     if len(shape) == 4:
         return shape[1]
+    if (told := parted(flow, op.query)) is not None:
+        return told
     batch = flow.shape(query.projection.outputs[0])[0] if query.projection is not None else 1
     for step, _ in query.moves:
         source = flow.shape(step.inputs[0])

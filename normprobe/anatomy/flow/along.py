@@ -63,6 +63,16 @@ def axes(flow: Flow, value: int, known: Mapping[int, int] | None = None) -> tupl
     return found
 
 
+def parted(flow: Flow, value: int) -> int | None:
+    """Into how many vectors the features are parted that run over the last axis of `value` and over leading ones (the
+    heads of a query, whatever else lies there); None where it cannot be told."""
+    way = _way(flow, value, {})
+    numbers = None if way is None else _numbers(flow, way, _multiplies(flow, way[0]), _features(flow, way[0]))
+    if numbers is None or len(numbers[0]) != 1 or numbers[0][0].dim() < 3:
+        return None
+    return len(set(numbers[0][0][..., 0, 0].flatten().tolist()))
+
+
 def origin(flow: Flow, value: int) -> int | None:
     """The product or the table that the axes of `value` come from; None where it cannot be told."""
     way = _way(flow, value, {})
