@@ -39,6 +39,17 @@ def token_ids(tokens: int) -> Any:
     return torch.randint(0, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
 
 
+def text_ids(tokens: int) -> Any:
+    """The start of the text that an audit takes."""
+    from transformers import AutoTokenizer
+
+    from normprobe.targets.inputs import sample_text
+
+    file = checkpoint()
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    return tokenizer(sample_text() * 9, return_tensors="pt").input_ids[:, :tokens]
+
+
 def environment() -> dict[str, str]:
     """Two threads, no network, and modules that keep their bytecode, as those of an installed package do."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

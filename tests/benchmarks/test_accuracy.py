@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import accuracy, reference
-from benchmarks.accuracy import Sampled
+from benchmarks.accuracy import Figures, Sampled
 
 
 def test_attention_of_equal_logits_is_uniform() -> None:
@@ -48,17 +48,14 @@ def test_errors_are_relative_except_where_a_number_may_be_0() -> None:
 
 def test_limits_hold_against_nan_too() -> None:
     found = {"std": Sampled(0.98, 0.1, 0.2), "entropy": Sampled(1.0, 0.1, 0.2)}
-    told = list(accuracy.misses(found, 1, {"a": 1e-6, "b": math.nan}))
-    assert told == [
-        "std: 98.0% inside the interval",
-        "sampled maximum <= maximum <= bound fails 1 times",
-        "b: off by nan",
-    ]
+    told = list(accuracy.misses(Figures(found, 1, {"a": 1e-6, "b": math.nan}, {})))
+    assert told[0] == "std: 98.0% inside the interval"
+    assert told[1:] == ["sampled maximum <= maximum <= bound fails 1 times", "b: off by nan"]
 
 
 def test_the_tables() -> None:
-    found = {"std": Sampled(0.995, 0.1, 0.2)}
-    text = accuracy.section(found, 0, {"stream rms": 1e-7}, {"stream rms": 2e-6}, "How.")
+    found = Figures({"std": Sampled(0.995, 0.1, 0.2)}, 0, {"stream rms": 1e-7}, {"stream rms": 2e-6})
+    text = accuracy.section(found, "How.")
     assert "| std | 99.5% | 0.1 | 0.2 |" in text
     assert "| stream rms | 1.0e-07 | 2.0e-06 |" in text
     assert "missed" not in text
