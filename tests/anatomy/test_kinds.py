@@ -311,3 +311,31 @@ class Neighbours(nn.Module):
 )
 def test_a_little_of_the_neighbours_makes_no_convolution_of_an_mlp(block: nn.Module, kind: str) -> None:
     assert [b.kind for b in only_stream(read(block)).branches] == [kind] * 2
+
+
+class GroupedExperts(nn.Module):
+    """Experts of the best group alone are chosen from, and their weights are gathered for each token (DeepSeek-V3)."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 6, bias=False)
+        self.up, self.down = (nn.Parameter(torch.randn(6, *size)) for size in ((WIDTH, INNER), (INNER, WIDTH)))
+        self.shared = nn.Sequential(nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)) if shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        tokens = h.flatten(0, -2)
+        scores = self.router(tokens).sigmoid()
+        groups = scores.unflatten(-1, (3, 2)).topk(2, -1)[0].sum(-1).topk(2, -1)[1]
+        kept = torch.zeros(len(tokens), 3).scatter(1, groups, 1.0)[:, :, None].expand(-1, -1, 2).flatten(1)
+        best = scores.masked_fill(kept == 0, 0.0).topk(2, -1)[1]
+        weights = scores.gather(1, best)
+        each = tokens[:, None].expand(-1, 2, -1).flatten(0, 1)[:, None]
+        out = (each @ self.up[best.flatten()]).relu() @ self.down[best.flatten()]
+        out = (out.view(len(tokens), 2, WIDTH) * weights[..., None]).sum(1).view(x.shape)
+        return x + (out if self.shared is None else out + self.shared(h))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_choice_among_groups_before_that_of_experts_leaves_it_a_choice(shared: bool) -> None:
+    assert [b.kind for b in only_stream(read(GroupedExperts(shared))).branches] == ["moe"] * 2

@@ -137,8 +137,7 @@ def _routes(flow: Flow, part: Part, choice: Step) -> bool:
     others count. The largest features that are kept and go on as features are no such choice."""
     if base(choice.node.op) not in _CHOICES or flow.floating(choice.outputs[-1]):
         return False
-    makers = last_makers(flow, choice.inputs[0], part.region, _EVEN)
-    if not makers or not all(s.role is Role.MATMUL and s.parameters for s in makers):
+    if not _scores(flow, part, choice):
         return False
     chosen = {choice.outputs[-1]} if flow.readers(choice.outputs[-1]) else set()
     for step in (flow.steps[i] for i in sorted(part.region) if i > choice.id):
@@ -149,6 +148,19 @@ def _routes(flow: Flow, part: Part, choice: Step) -> bool:
         if step.role in _EVEN or not all(flow.floating(v) for v in step.outputs):
             chosen.update(step.outputs)
     return False
+
+
+def _scores(flow: Flow, part: Part, choice: Step) -> bool:
+    """Whether a step chooses among what weights alone gave, earlier choices (of groups, say) apart."""
+    todo, seen, makers = [choice], {choice.id}, list[Step]()
+    while todo:
+        for step in last_makers(flow, todo.pop().inputs[0], part.region, _EVEN):
+            if base(step.node.op) not in _CHOICES:
+                makers.append(step)
+            elif step.id not in seen:
+                seen.add(step.id)
+                todo.append(step)
+    return bool(makers) and all(s.role is Role.MATMUL and s.parameters for s in makers)
 
 
 def _steers(flow: Flow, step: Step, chosen: set[int]) -> bool:
