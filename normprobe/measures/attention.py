@@ -6,7 +6,6 @@ head width.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -96,7 +95,7 @@ class LogitHandler(Handler):
             1.0,
             self._without_padding(_hide(logits.index_select(2, rows)), logits, rows),
         )
-        unknown = (math.nan,) * heads
+        unknown = (None,) * heads
         self._finish(operands, Lengths(_largest(logits, heads), unknown, unknown), logits, rows)
 
     def _without_padding(self, mask: Tensor | None, source: Tensor, rows: Tensor) -> Tensor | None:
@@ -142,7 +141,7 @@ def one_of_each(count: int, seed: int) -> Tensor:
     return edges[:-1] + (inside * edges.diff()).long()
 
 
-def _head(index: int, *numbers: float) -> HeadLogits:
+def _head(index: int, *numbers: Any) -> HeadLogits:
     """The record of one head from a row of `LogitStats` and `Lengths`."""
     told, margins, lengths = numbers[:6], numbers[6:10], numbers[10:]
     named = dict(zip(_NAMES, (*told, *lengths), strict=True))

@@ -49,7 +49,7 @@ def measure_initialisation(
     if not weights:
         return None, skipped
     writes = tuple(len(stream.branches) for stream in anatomy.streams)
-    roles = tuple(_roles(weights))
+    roles = tuple(_roles(weights, {site.parameter: site for site in anatomy.weights}))
     return Initialisation(trained=trained, evidence=evidence, writes=writes, roles=roles, weights=weights), skipped
 
 
@@ -133,7 +133,7 @@ def _trained(anatomy: Anatomy, named: Mapping[str, Tensor], fits: Sequence[Fit])
     return (True if share < _FEW and (moved or not norms) else None), tuple(evidence)
 
 
-def _roles(weights: Sequence[WeightMeasure]) -> Iterator[RoleMeasure]:
+def _roles(weights: Sequence[WeightMeasure], sites: Mapping[str, WeightSite]) -> Iterator[RoleMeasure]:
     for role in get_args(WeightRole):
         held = [w for w in weights if role in w.roles]
         if not held:
@@ -145,9 +145,14 @@ def _roles(weights: Sequence[WeightMeasure]) -> Iterator[RoleMeasure]:
             weights=len(held),
             distributions=tuple(kind for kind, _ in kinds.most_common()),
             std=_spread(w.std for w in held),
-            gain=_spread(w.gain for w in held),
+            gain=_spread(_gain(w, role, sites[w.parameter]) for w in held),
             recipes=tuple(name for name, count in counts.most_common() if count >= _ALL * len(held)),
         )
+
+
+def _gain(weight: WeightMeasure, role: WeightRole, site: WeightSite) -> float:
+    """std · √fan_in; a table that is the head as well is a product there, which sums over its rows' features."""
+    return weight.std * site.shape[-1] ** 0.5 if role == "head" and site.kind == "embedding" else weight.gain
 
 
 def _spread(values: Iterable[float]) -> tuple[float, float, float]:

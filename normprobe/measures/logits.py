@@ -198,8 +198,8 @@ class Lengths(NamedTuple):
     """L2 norms of all queries and keys, a query head: the largest, and the RMS of their entries."""
 
     bound: tuple[float, ...]
-    q_rms: tuple[float, ...]
-    k_rms: tuple[float, ...]
+    q_rms: tuple[float | None, ...]
+    k_rms: tuple[float | None, ...]
 
 
 def lengths(q: Tensor, k: Tensor, scale: float | Tensor) -> Lengths:

@@ -154,7 +154,7 @@ class HeadLogits(Record):
         entropy: mean row entropy over ln(number of unmasked keys), in [0, 1]; rows with one key are left out.
         saturated: share of sampled rows whose largest probability exceeds 0.99 (rows with one key left out).
         first_token: mean probability on the first key.
-        q_rms, k_rms: RMS of the entries of all queries and keys; NaN where only logits were seen.
+        q_rms, k_rms: RMS of the entries of all queries and keys; None where only logits were seen.
         margins: how far std, entropy, saturated and first_token may lie from those of all rows.
     """
 
@@ -166,8 +166,8 @@ class HeadLogits(Record):
     saturated: float
     first_token: float
     uncapped_max: float
-    q_rms: float
-    k_rms: float
+    q_rms: float | None
+    k_rms: float | None
     margins: Margins
 
 

@@ -167,3 +167,21 @@ def test_the_table_has_a_row_for_each_role_and_is_left_out_for_trained_models() 
     assert table.rows[1][2:5] == ("zero", "0", "0")
     assert table.rows[1][-1] == "zero"
     assert list(make(Measurements(init=init.model_copy(update={"trained": True})))) == []
+
+
+def test_a_table_that_is_the_head_too_gains_by_its_features_there() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm, self.final = nn.Embedding(200, WIDTH), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH))
+            nn.init.normal_(self.table.weight, std=0.02)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.table(ids)
+            return F.linear(self.final(x + self.mlp(self.norm(x))), self.table.weight)
+
+    found = roles(init_of(Tied(), torch.arange(10)[None]))
+    std = found["embedding"].std[1]
+    assert found["embedding"].gain[1] == pytest.approx(std)
+    assert found["head"].gain[1] == pytest.approx(std * math.sqrt(WIDTH))
