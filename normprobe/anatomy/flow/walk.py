@@ -40,6 +40,20 @@ def light_chain(flow: Flow, value: int) -> Iterator[Link]:
         value = step.inputs[0]
 
 
+def moves_between(flow: Flow, source: int, value: int) -> list[tuple[Step, int]] | None:
+    """The moves by which `value` comes from `source`, in order, and which of its outputs each goes on from; other light
+    steps apart. None where it comes by another way."""
+    found = []
+    while value != source:
+        step = flow.made_by(value)
+        if step is None or step.role not in LIGHT or len(step.inputs) != 1:
+            return None
+        if step.role is Role.MOVE:
+            found.append((step, step.outputs.index(value)))
+        value = step.inputs[0]
+    return found[::-1]
+
+
 def origin(flow: Flow, value: int) -> int:
     """The id of the step from which a value comes by light steps; -1 for an input of the model."""
     *_, last = light_chain(flow, value)

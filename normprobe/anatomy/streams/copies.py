@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
 from normprobe.anatomy.flow.along import along, axes, origin
-from normprobe.anatomy.flow.ops import LIGHT, Role, base
+from normprobe.anatomy.flow.ops import Role, base
 from normprobe.anatomy.flow.replay import condensed, counted, sent
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import argument_value, light_chain
+from normprobe.anatomy.flow.walk import argument_value, light_chain, moves_between
 
 MOST_COPIES = 16
 
@@ -83,7 +83,7 @@ def apart(flow: Flow, source: int, side: int, core: frozenset[int]) -> bool:
     entries = [(s, i) for s in map(flow.steps.__getitem__, core) if source in s.inputs for i in range(len(s.outputs))]
     if not entries or any(step.role is not Role.MOVE for step, _ in entries):
         return False
-    trunk = list(_moves(flow, source, side))
+    trunk = moves_between(flow, source, side) or []
     for axis in (i for i, size in enumerate(shape[:-1]) if trunk and 1 < size <= MOST_COPIES):
         told = along(flow, source, axis)
         if told is not None and (told.places or told.features):
@@ -94,19 +94,6 @@ def apart(flow: Flow, source: int, side: int, core: frozenset[int]) -> bool:
         if passed is not None and None not in read and passed.isdisjoint(set[int]().union(*(r or set() for r in read))):
             return True
     return False
-
-
-def _moves(flow: Flow, source: int, value: int) -> Iterator[tuple[Step, int]]:
-    """The moves from `source` to `value` and which of their outputs each goes on from; other light steps apart."""
-    found = []
-    while value != source:
-        step = flow.made_by(value)
-        if step is None or step.role not in LIGHT or len(step.inputs) != 1:
-            return
-        if step.role is Role.MOVE:
-            found.append((step, step.outputs.index(value)))
-        value = step.inputs[0]
-    yield from reversed(found)
 
 
 def _picked(flow: Flow, index: torch.Tensor, moves: Iterable[tuple[Step, int]]) -> set[int] | None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from normprobe.anatomy.flow.along import axes, given
-from normprobe.anatomy.flow.ops import LIGHT, Role
 from normprobe.anatomy.flow.replay import condensed, counted, sent
 from normprobe.anatomy.flow.steps import Flow, Step
+from normprobe.anatomy.flow.walk import moves_between
 from normprobe.anatomy.streams.branches import Reading
 from normprobe.records import NormSite
 
@@ -41,18 +41,11 @@ def _normed(flow: Flow, reading: Reading, norms: Sequence[NormSite]) -> int | No
 
 def _acted_on(flow: Flow, norm: Step, source: int, norms: Sequence[NormSite]) -> Iterator[int]:
     site = norms[norm.group.norm] if norm.group is not None else None
-    if site is None or len(site.axes) != 1 or site.batch_dependent:
+    moves = moves_between(flow, source, norm.inputs[0])
+    if moves is None or site is None or len(site.axes) != 1 or site.batch_dependent:
         return
-    moves, value = [], norm.inputs[0]
-    while value != source:
-        step = flow.made_by(value)
-        if step is None or step.role not in LIGHT or len(step.inputs) != 1:
-            return
-        if step.role is Role.MOVE:
-            moves.append((step.node, step.outputs.index(value)))
-        value = step.inputs[0]
     for axis in range(len(flow.shape(source))):
-        numbers = sent(flow, moves[::-1], counted(flow.shape(source), axis))
+        numbers = sent(flow, [(step.node, place) for step, place in moves], counted(flow.shape(source), axis))
         at = None if numbers is None or site.axes[0] >= numbers.dim() else site.axes[0] % numbers.dim()
         if numbers is not None and at is not None and condensed(numbers).shape[at] > 1:
             yield axis
