@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normprobe import stats
 from normprobe.capture.outputs import named_tensors
+from normprobe.measures.edits import WHOLE, Part
 from normprobe.measures.finite import floats
 from normprobe.measures.padding import fitting
 from normprobe.measures.tokens import PIECE
@@ -29,13 +30,21 @@ class Reading:
     logits: bool
 
     @classmethod
-    def of(cls, output: Any, anatomy: Anatomy, padding: Sequence[Tensor]) -> Reading | None:
-        """The output's logits, by that name or by the anatomy's head; else its first tensor. None if there is none."""
+    def of(cls, output: Any, anatomy: Anatomy, padding: Sequence[Tensor], part: Part = WHOLE) -> Reading | None:
+        """The output's logits, by that name or by the anatomy's head; else its first tensor. None if there is none.
+
+        Args:
+            output: what the model returned.
+            anatomy: tells whether the first output comes from a head.
+            padding: masks of the tokens that are left out.
+            part: the copy of the batch that is read.
+        """
         named = dict(named_tensors(output)).get("logits")
         found = named if named is not None else next((t for t in floats(output) if t.dim()), None)
         if found is None or not found.is_floating_point() or not found.dim():
             return None
-        logits = (found is named or anatomy.head is not None) and found.dim() in (2, 3) and found.shape[-1] > 1
+        found = part.of(found)
+        logits = (named is not None or anatomy.head is not None) and found.dim() in (2, 3) and found.shape[-1] > 1
         rows = found.detach().reshape(-1, found.shape[-1])
         mask = fitting(padding, (found.shape[0], found.shape[1])) if found.dim() == 3 else None
         return cls(rows if mask is None else rows[~mask.to(rows.device).flatten()], logits)

@@ -28,6 +28,7 @@ class Subject:
         measured: what the level measured already.
         loss: `loss(output, inputs)` gives a scalar; None: see `loss.loss_of`.
         seed: of everything that is sampled.
+        everywhere: as in `watch`: False where the recorded forward wrote into no parameter.
         tell: called as `tell(name of the measure, passes done, passes in all)`.
     """
 
@@ -37,6 +38,7 @@ class Subject:
     measured: Measurements = field(default_factory=Measurements)
     loss: LossFunction | None = None
     seed: int = 0
+    everywhere: bool = True
     tell: Progress = lambda stage, done, total: None
 
 

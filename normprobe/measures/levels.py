@@ -24,6 +24,6 @@ def measure_level(
         wanted.tell("gradients", 0, 0)
         gradients, more = measure_gradients(model, inputs, anatomy, wanted.loss, wanted.lr, measured.residual)
         measured, skipped = measured.model_copy(update={"gradients": gradients}), (*skipped, *more)
-    subject = Subject(model, inputs, anatomy, measured, wanted.loss, wanted.seed, wanted.tell)
+    subject = Subject(model, inputs, anatomy, measured, wanted.loss, wanted.seed, everywhere, wanted.tell)
     measured, more = measure_extras(wanted.measures, subject)
     return measured, (*skipped, *more)

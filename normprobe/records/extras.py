@@ -33,7 +33,7 @@ ABOUT: dict[ExtraName, About] = {
     ),
     "depth": About(
         "what the output loses when a branch is skipped, and what the head reads after each block",
-        "1 forward, 1 for each write (at most 64), 1 for each block",
+        "1 forward, 1 for each write (at most 64), 1 for each block; small ones together, on copies of the batch",
     ),
     "norms": About("input-output curve of every norm, how near it is to tanh, statistics of its gain", "1 forward"),
     "products": About("what every product with a weight makes of the second moment of its input", "1 forward"),

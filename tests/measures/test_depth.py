@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normprobe.measures import depth
+from normprobe.measures import depth, trials
 from normprobe.measures.depth import Depth
 from normprobe.measures.distributions import kl
 from normprobe.measures.extra import Subject
@@ -184,11 +185,134 @@ def test_branches_that_share_an_add_are_skipped_together() -> None:
     assert {one.kind for one in depth_of(case.model, case.inputs).branches} == {"attention+mlp"}
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_told_pass_by_pass_or_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = decoder("pre")
     told: list[tuple[str, int, int]] = []
     depth_of(model, ids, tell=lambda *stage: told.append(stage))
+    assert told == [("depth", 1, 9), ("depth", 9, 9)]
+    told.clear()
+    monkeypatch.setattr(trials, "ROOM", 0)
+    depth_of(model, ids, tell=lambda *stage: told.append(stage))
     assert told == [("depth", done, 9) for done in range(1, 10)]
+
+
+class Passes:
+    """Counts the runs of a model and how many samples each had."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sizes: list[int] = []
+        self.hook = model.register_forward_pre_hook(lambda m, args: self.sizes.append(len(args[0])))
+
+
+def close(one: DepthMeasure, other: DepthMeasure) -> bool:
+    pairs = zip((*one.branches, *one.readouts), (*other.branches, *other.readouts), strict=True)
+    return all(a.effect.change == pytest.approx(b.effect.change, rel=1e-4) for a, b in pairs)
+
+
+def test_small_changes_run_together_beside_two_copies_that_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = decoder("pre")
+    anatomy, seen = anatomy_of(model, ids), Passes(model)
+    together, _ = Depth().measure(Subject(model, ids, anatomy))
+    assert seen.sizes == [len(ids), 10 * len(ids)]  # 6 writes, 2 readouts
+    monkeypatch.setattr(trials, "ROOM", 0)
+    seen.sizes.clear()
+    alone, _ = Depth().measure(Subject(model, ids, anatomy))
+    assert seen.sizes == 9 * [len(ids)]
+    assert together is not None
+    assert alone is not None
+    assert close(together, alone)
+
+
+def test_room_limits_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = decoder("pre")
+    anatomy = anatomy_of(model, ids)
+    monkeypatch.setattr(trials, "ROOM", 6 * max(model(ids).numel(), model.embedding(ids).numel()))
+    seen = Passes(model)
+    found, _ = Depth().measure(Subject(model, ids, anatomy))
+    assert seen.sizes == [len(ids), 6 * len(ids), 6 * len(ids)]
+    assert found is not None
+    assert len(found.branches) == 6
+
+
+class Mixing(nn.Module):
+    """Branches through which samples see each other: by statistics of the batch, or by those before them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(4))
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            write = block(norm(x))
+            x = x + {"before": lambda w: w.cumsum(0), "after": lambda w: w.flip(0).cumsum(0).flip(0)}[self.how](write)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+@torch.no_grad()
+def test_where_samples_mix_every_change_has_a_pass_of_its_own(how: str) -> None:
+    model, x = shaken(Mixing(how)), torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(2))
+    anatomy, seen = anatomy_of(model, x), Passes(model)
+    found, _ = Depth().measure(Subject(model, x, anatomy))
+    assert seen.sizes == [3, 27, *7 * [3]]  # tried together once
+    assert found is not None
+
+    def output(without: int) -> Tensor:
+        state = x
+        for place, (norm, block) in enumerate(zip(model.norms, model.blocks, strict=True)):
+            write = block(norm(state))
+            mixed = write.cumsum(0) if how == "before" else write.flip(0).cumsum(0).flip(0)
+            state = state if place == without else state + mixed
+        return model.head(state)
+
+    for place, one in enumerate(found.branches):
+        assert_effect(one.effect, output(-1), output(place))
+
+
+@torch.no_grad()
+def test_batch_statistics_keep_changes_apart() -> None:
+    layers = (nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 8))
+    model = shaken(nn.Sequential(*[Residual(nn.Sequential(*map(copy.deepcopy, layers))) for _ in range(4)]))
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
+    anatomy, seen = anatomy_of(model, x), Passes(model)
+    found, _ = Depth().measure(Subject(model, x, anatomy))
+    assert seen.sizes[1] > 6
+    assert set(seen.sizes[2:]) == {6}
+    assert found is not None
+    without = model[3](model[2](model[0](x)))
+    assert found.branches[1].effect.change == pytest.approx(float((without - model(x)).norm() / model(x).norm()))
+
+
+class Residual(nn.Module):
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+class FixedBatch(nn.Module):
+    """Refuses any batch but its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) == 2
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_model_that_refuses_another_batch_is_run_change_by_change() -> None:
+    found = depth_of(shaken(FixedBatch()), torch.randn(2, 3, 8))
+    assert len(found.branches) == 4
+    assert len(found.readouts) == 3
 
 
 def test_what_cannot_be_measured_is_skipped_with_a_reason() -> None:
@@ -197,6 +321,37 @@ def test_what_cannot_be_measured_is_skipped_with_a_reason() -> None:
     assert "meta" in Depth().measure(Subject(to_meta(model), ids, anatomy))[1][0].why
     plain, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
     assert "no residual stream" in Depth().measure(Subject(plain, x, anatomy_of(plain, x)))[1][0].why
+
+
+class Staged(nn.Module):
+    """Two stages of two blocks; the second is half as high and wide, and its first skip is a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.shortcut = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 1, stride=2)
+        sizes = ((8, 8, 1), (8, 8, 1), (8, 16, 2), (16, 16, 1))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(i, o, 3, s, 1), nn.BatchNorm2d(o), nn.ReLU(), nn.Conv2d(o, o, 3, padding=1))
+            for i, o, s in sizes
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for index, block in enumerate(self.blocks):
+            x = ((self.shortcut(x) if index == 2 else x) + block(x)).relu()
+        return self.head(x.mean((2, 3)))
+
+
+def test_states_of_another_stage_are_no_readouts_and_hold_nothing_else_up() -> None:
+    model, x = shaken(Staged()), torch.randn(2, 3, 8, 8)
+    anatomy, seen = anatomy_of(model, x), Passes(model)
+    found, skipped = Depth().measure(Subject(model, x, anatomy))
+    assert seen.sizes == [2, 18]
+    assert found is not None
+    assert [one.block for one in found.readouts] == ["blocks.2"]
+    assert {skip.why for skip in skipped} == {"the last state has shape (2, 16, 4, 4), the earlier one (2, 8, 8, 8)"}
+    assert len(skipped) == 2
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normprobe import probe
 from normprobe.report.render import document
@@ -55,3 +55,27 @@ def test_depth() -> None:
     ranked = sorted(measured.branches, key=lambda one: one.effect.kl or 0)
     assert told == [f"{one.path} ({one.kind})" for one in ranked]
     assert "| `blocks.1` |" in text.split("## Readout by depth")[1]
+
+
+class Looped(nn.Module):
+    """One block that runs three times, then two whose adds run in the whole model's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)) for _ in range(2))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + self.down(self.up(self.norm(x)).relu())
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_skipped_branches_have_names_of_their_own() -> None:
+    text = document(probe(Looped(), torch.randn(4, 16), measures=("depth",)).data, "markdown")
+    table = text.split("## Skipped branches")[1].split("## Readout by depth")[0]
+    told = sorted(line.split("|")[1].strip(" `") for line in table.splitlines()[6:] if line.startswith("|"))
+    assert told == [". (mlp), run 1", ". (mlp), run 2", ". (mlp), run 3", "blocks.0.1 (mlp)", "blocks.1.1 (mlp)"]
