@@ -25,6 +25,34 @@ _LARGEST = 1 << 18  # places of a mask that are computed
 _PROBES = (0.0, 0.01, 0.02, 1e4, 1e6, -1e6)  # logits whose way through a score function is looked at
 
 
+def scores(arguments: Mapping[str, Any], rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of some query rows of flex attention, −inf where its mask hides, and its scaled q·kᵀ: [B, H, R, T].
+
+    Args:
+        arguments: of the call, by name.
+        rows: indices of the query rows, [R].
+    """
+    query, key = arguments["query"], arguments["key"]
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scaled = query.index_select(2, rows).float() @ key.float().mT * arguments["scale"]
+    samples, heads, columns = (torch.arange(n, device=rows.device) for n in (*query.shape[:2], key.shape[2]))
+    places = samples, heads, rows, columns
+    made = _over_all(arguments["score_mod"], arguments.get("score_buffers", ()), 1)(scaled, *places)
+    shown = _over_all(arguments["block_mask"][-1], arguments.get("mask_buffers", ()), 0)(*places)
+    return made.masked_fill(~shown, -torch.inf), scaled
+
+
+def _over_all(function: Any, buffers: Any, first: int) -> Any:
+    """`function(sample, head, row, column, *buffers)` over all of them, after so many tensors that have these axes."""
+
+    def call(*places: Tensor) -> Any:
+        return function(*places, *buffers)
+
+    for axis in (3, 2, 1, 0):
+        call = torch.vmap(call, in_dims=(*(0,) * first, *(0 if axis == i else None for i in range(4))))
+    return call
+
+
 def is_product_of_parts(function: Any, args: Any) -> bool:
     """Whether a linear map has a weight of several tensors (a quantised one, say), and so is no product by itself."""
     return function is F.linear and len(args) > 1 and is_traceable_wrapper_subclass(args[1])

@@ -7,7 +7,7 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
@@ -61,6 +61,12 @@ def untouched(model: nn.Module) -> Iterator[Keeper]:
     finally:
         _OPEN.reset(token)
         _run([*keeper.steps, *state.steps])
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """While open no operation is given fewer bits by automatic mixed precision, on any device."""
+    guard: AbstractContextManager[None] = torch._C._DisableAutocast()
+    return guard
 
 
 def compiles() -> bool:

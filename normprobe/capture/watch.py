@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened, without_modes
-from normprobe.capture.guard import untouched
+from normprobe.capture.guard import untouched, without_autocast
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.operators import Operators
 from normprobe.capture.wrappers import wrapped_forwards
@@ -27,7 +27,7 @@ class Handler:
     """What is told about one watched operation; arguments come by the names of the operator's schema.
 
     Tensors belong to the running forward: a handler reads them and keeps none. Its own operations are not
-    watched.
+    watched, and automatic mixed precision is off for them.
     """
 
     def before(self, arguments: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Watched:
     Attributes:
         output: what the model returned.
         missed: watched sites that were not reached.
-        failed: sites whose handler raised, with the error's type and text.
+        failed: sites whose handler raised, with what it said.
     """
 
     output: Any
@@ -203,10 +203,12 @@ class Watcher:
         if site in self.failed:
             return
         try:
-            with _disable_current_modes(), torch.no_grad():
+            with _disable_current_modes(), without_autocast(), torch.no_grad():
                 method(*arguments)
+        except ValueError as error:  # a handler's own words
+            self.failed[site] = str(error)
         except Exception as error:  # what cannot be measured must not stop the forward; the caller reports it
-            self.failed[site] = f"{type(error).__name__}: {error}"
+            self.failed[site] = f"looking at it raised {type(error).__name__}: {error}"
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]

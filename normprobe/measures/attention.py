@@ -14,69 +14,101 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normprobe.anatomy.attention.unseen import lowest_reached, unseen
+from normprobe.capture.composites import scores
 from normprobe.capture.watch import Handler
-from normprobe.measures.logits import Lengths, LogitStats, lengths, logit_stats, row_stats
+from normprobe.measures import logit_masks as masks
+from normprobe.measures.logit_rows import sampled_rows
+from normprobe.measures.logits import Lengths, LogitStats, largest_seen, lengths, logit_stats, row_stats
 from normprobe.measures.padding import fitting
+from normprobe.measures.qk import QKHandler
 from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits, Margins
 
-ROWS = 64  # query rows that are looked at
-_NAMES = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "bound", "q_rms", "k_rms"
-_MARGINS = "std", "entropy", "saturated", "first_token"
+_TOLD = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "sink"
+_MARGINS = "std", "entropy", "saturated", "first_token", "sink"
+_LENGTHS = "bound", "q_rms", "k_rms"
 _PIECE = 4 * 2**20  # logits in one go
-_LOWEST = -1e4  # where all logits are that low a mask hides them
 
 
 @dataclass(frozen=True)
 class _Operands:
-    """What the logits of the sampled rows are made of; `mask` has 4 axes that broadcast to [B, H, R, T]."""
+    """What the logits of the sampled rows are made of; `mask` has 4 axes that broadcast to [B, H, R, T], `first` is the
+    first key of each sample that counts (None: 0), `sinks` are logits [B, H, R, S] of no key."""
 
     q_BHRD: Tensor
     k_BKTD: Tensor
     scale: float
     mask: Tensor | None
     softcap: float | None = None
+    first_B: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @classmethod
+    def of_logits(cls, logits_BHRT: Tensor, first_B: Tensor | None, sinks: Tensor | None = None) -> _Operands:
+        """Logits that are known, −inf where hidden, as a bias of q·k = 0."""
+        batch, heads, rows, keys = logits_BHRT.shape
+        zeros = logits_BHRT.new_zeros(1, dtype=torch.float32)
+        q, k = zeros.expand(batch, heads, rows, 1), zeros.expand(batch, heads, keys, 1)
+        return cls(q, k, 1.0, logits_BHRT, first_B=first_B, sinks=sinks)
 
 
 class LogitHandler(Handler):
     """Measures one attention site.
 
-    All query rows are looked at where there are at most `ROWS` or `exact` asks for them, else a seeded sample of that
-    many, one from each stretch of the sequence, the same for every head and sample. `bound` is max|q|·max|k|·|scale|
-    over all rows, and the largest bias more where the mask adds one; where only the logits are seen (a softmax) it is
-    the largest of all rows, which is exact.
+    All query rows are looked at where there are at most `logit_rows.ROWS` or `exact` asks for them, else a seeded
+    sample of that many, one from each stretch of the sequence, the same for every head and sample. `bound` is
+    max|q|·max|k|·|scale| over all rows, and the largest bias more where the mask adds one; where only the logits are
+    seen (a softmax) or a function of the model's own makes them of q·k (flex) it is the largest of all rows, which is
+    exact. Rows and keys that are padding are left out.
     """
 
     def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = (), exact: bool = False) -> None:
         self.site, self.seed, self.padding, self.exact = site, seed, padding, exact
         self.length = 0
         self.measure: AttentionMeasure | None = None
+        self.qk = None if site.product is None else QKHandler(site.product, site.softcap is not None, self._sample)
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Take the statistics from q and k, or from the logits where the operation is a softmax."""
-        if "query" in arguments:
+        if "score_mod" in arguments:
+            self._from_scores(arguments)
+        elif "query" in arguments and "scaled_dot_product" in self.site.site.op:
             self._from_product(arguments)
-        else:
+        elif "self" in arguments:
             self._from_logits(arguments)
+        else:
+            raise ValueError(f"the layout of q and k in {self.site.site.op} is not known")
 
     def _from_product(self, arguments: Mapping[str, Any]) -> None:
-        if "scaled_dot_product" not in self.site.site.op:
-            raise ValueError(f"the layout of q and k in {self.site.site.op} is not known")
-        q = _four_axes(arguments["query"], self.site.heads)
-        k = _four_axes(arguments["key"], q.shape[1])
+        q = masks.four_axes(arguments["query"], self.site.heads)
+        k = masks.four_axes(arguments["key"], q.shape[1])
         scale = arguments.get("scale")
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         bias = arguments.get("attn_mask", arguments.get("attn_bias"))
-        rows = self._rows(q)
-        mask = None if bias is None else _mask(bias, arguments["query"].shape[:-2], q.shape[:2])
-        chosen = _with_causal(_take(mask, rows), rows, k.shape[2], bool(arguments.get("is_causal", False)))
-        all_rows = lengths(q, k, scale)
+        rows, queries, keys = self._rows(q), self._padding(q), self._padding(k)
+        mask = None if bias is None else masks.four_axes_of_mask(bias, arguments["query"].shape[:-2], q.shape[:2])
+        causal = bool(arguments.get("is_causal", False))
+        chosen = masks.with_causal(masks.taken(mask, rows), rows, k.shape[2], causal)
+        all_rows = lengths(q, k, scale, queries, keys)
         if mask is not None and mask.is_floating_point():
-            biases = zip(all_rows.bound, _largest(mask, q.shape[1]), strict=True)
+            biases = zip(all_rows.bound, masks.largest(mask, q.shape[1]), strict=True)
             all_rows = all_rows._replace(bound=tuple(b + most for b, most in biases))
-        chosen = self._without_padding(chosen, q, rows)
-        operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap)
+        chosen = masks.without_padding(chosen, queries, rows)
+        operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap, _first(keys))
         self._finish(operands, all_rows, q, rows)
+
+    def _from_scores(self, arguments: Mapping[str, Any]) -> None:
+        q, k = arguments["query"], arguments["key"]
+        rows, queries, keys = self._rows(q), self._padding(q), self._padding(k)
+        bounds = [
+            masks.largest(scores(arguments, some)[0], q.shape[1], None if queries is None else queries[:, some])
+            for some in torch.split(torch.arange(q.shape[2], device=q.device), len(rows))
+        ]
+        _, q_rms, k_rms = lengths(q, k, 1.0, queries, keys)
+        all_rows = Lengths(tuple(torch.tensor(bounds).amax(0).tolist()), q_rms, k_rms)  # NaN wins
+        logits, products = scores(arguments, rows)
+        chosen = masks.rows_without_padding(masks.hide(logits), queries, rows)
+        uncapped = None if self.site.softcap is None else largest_seen(products, chosen)
+        self._finish(_Operands.of_logits(chosen, _first(keys)), all_rows, q, rows, uncapped)
 
     def _from_logits(self, arguments: Mapping[str, Any]) -> None:
         if not any(word in self.site.kernel for word in ("softmax", "aten.exp", "unknown")):
@@ -85,38 +117,52 @@ class LogitHandler(Handler):
         axis = arguments.get("dim", -1)  # none where each row's maximum is subtracted before the softmax
         if axis % logits.dim() != logits.dim() - 1:
             raise ValueError(f"softmax over axis {axis} of {logits.dim()}, expected the last")
-        logits = _four_axes(logits, self.site.heads)
-        rows = self._rows(logits)
-        batch, heads, _, keys = logits.shape
-        zeros = logits.new_zeros(1, dtype=torch.float32)  # q·k of 0, to which the logits are added as a bias
-        operands = _Operands(
-            zeros.expand(batch, heads, len(rows), 1),
-            zeros.expand(batch, heads, keys, 1),
-            1.0,
-            self._without_padding(_hide(logits.index_select(2, rows)), logits, rows),
-        )
-        unknown = (None,) * heads
-        self._finish(operands, Lengths(_largest(logits, heads), unknown, unknown), logits, rows)
+        logits = masks.four_axes(logits, self.site.heads)
+        rows, sinks = self._rows(logits), None
+        if self.site.sink_columns is not None:
+            logits, sinks = _parted(logits, rows, self.site.sink_columns)
+        queries, keys = self._padding(logits), self._padding(logits.mT)
+        chosen = masks.rows_without_padding(masks.hide(logits.index_select(2, rows)), queries, rows)
+        unknown = (None,) * logits.shape[1]
+        rms = (unknown, unknown) if self.qk is None else self.qk.rms(logits, queries, keys)
+        all_rows = Lengths(masks.largest(logits, logits.shape[1], queries), *rms)
+        operands = _Operands.of_logits(chosen, _first(keys), sinks)
+        self._finish(operands, all_rows, logits, rows, self._uncapped(chosen))
 
-    def _without_padding(self, mask: Tensor | None, source: Tensor, rows: Tensor) -> Tensor | None:
-        """`mask` with nothing to see for the sampled rows that are padding, so that they are left out."""
-        padding = fitting(self.padding, (source.shape[0], source.shape[2]))
-        if padding is None:
-            return mask
-        hidden = padding.to(rows.device)[:, None, rows, None]
-        if mask is None:
-            return ~hidden
-        return mask & ~hidden if mask.dtype is torch.bool else mask.masked_fill(hidden, -torch.inf)
+    def _uncapped(self, chosen_BHRT: Tensor) -> tuple[float | None, ...] | None:
+        """The largest logits of the sampled rows before a soft cap, by q·kᵀ; None where there is no cap."""
+        if self.site.softcap is None:
+            return None
+        rows = None if self.qk is None else self.qk.rows(chosen_BHRT.shape[1])
+        if rows is None or rows.shape != chosen_BHRT.shape:
+            return (None,) * chosen_BHRT.shape[1]
+        return largest_seen(rows, chosen_BHRT)
 
-    def _rows(self, x: Tensor) -> Tensor:
-        self.length = count = x.shape[2]
-        if self.exact or count <= ROWS:
-            return torch.arange(count, device=x.device)
-        return one_of_each(count, self.seed).to(x.device)
+    def _padding(self, x_BHNC: Tensor) -> Tensor | None:
+        found = fitting(self.padding, (x_BHNC.shape[0], x_BHNC.shape[2]))
+        return None if found is None else found.to(x_BHNC.device)
 
-    def _finish(self, operands: _Operands, all_rows: Lengths, source: Tensor, rows: Tensor) -> None:
+    def _sample(self, count: int) -> Tensor:
+        return sampled_rows(count, self.seed, self.exact)
+
+    def _rows(self, x_BHNC: Tensor) -> Tensor:
+        self.length = x_BHNC.shape[2]
+        return self._sample(self.length).to(x_BHNC.device)
+
+    def _finish(
+        self,
+        operands: _Operands,
+        all_rows: Lengths,
+        source: Tensor,
+        rows: Tensor,
+        uncapped: tuple[float | None, ...] | None = None,
+    ) -> None:
         share = len(rows) / max(1, source.shape[2])
-        columns = [chain.from_iterable(parts) for parts in zip(*_statistics(operands, share), strict=True)]
+        columns = [tuple(chain.from_iterable(parts)) for parts in zip(*_statistics(operands, share), strict=True)]
+        if uncapped is not None:
+            columns[_TOLD.index("uncapped_max")] = uncapped
+        if operands.sinks is None:
+            columns[_TOLD.index("sink")] = columns[-1] = (None,) * len(columns[0])
         looked = source.shape[0] * len(rows)
         self.measure = AttentionMeasure(
             path=self.site.path,
@@ -131,21 +177,24 @@ class LogitHandler(Handler):
         )
 
 
-def one_of_each(count: int, seed: int) -> Tensor:
-    """One row of each of `ROWS` stretches of `count` rows that are equally long, but for one row.
-
-    What a row tells depends on how many keys it sees; such a sample is nearer to all rows than one from anywhere.
-    """
-    edges = torch.arange(ROWS + 1) * count // ROWS
-    inside = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed))
-    return edges[:-1] + (inside * edges.diff()).long()
-
-
 def _head(index: int, *numbers: Any) -> HeadLogits:
     """The record of one head from a row of `LogitStats` and `Lengths`."""
-    told, margins, lengths = numbers[:6], numbers[6:10], numbers[10:]
-    named = dict(zip(_NAMES, (*told, *lengths), strict=True))
-    return HeadLogits(head=index, margins=Margins(**dict(zip(_MARGINS, margins, strict=True))), **named)
+    names = (*_TOLD, *(f"{name}_margin" for name in _MARGINS), *_LENGTHS)
+    known = dict(zip(names, numbers, strict=True))
+    margins = Margins(**{name: known.pop(f"{name}_margin") for name in _MARGINS})
+    return HeadLogits(head=index, margins=margins, **known)
+
+
+def _first(padding_BT: Tensor | None) -> Tensor | None:
+    """The first key of each sample that is no padding."""
+    return None if padding_BT is None else (~padding_BT).byte().argmax(-1)
+
+
+def _parted(logits: Tensor, rows: Tensor, sinks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The logits of keys, and for the sampled rows those of no key, which lie at one end."""
+    start, stop = sinks
+    keys = logits[..., :start] if start else logits[..., stop:]
+    return keys, logits[..., start:stop].index_select(2, rows)
 
 
 def _statistics(operands: _Operands, share: float) -> Iterator[LogitStats]:
@@ -161,71 +210,12 @@ def _statistics(operands: _Operands, share: float) -> Iterator[LogitStats]:
         parts = []
         for row in range(0, q.shape[2], height):
             rows = slice(row, row + height)
-            part = None if mask is None else _part(mask, heads, rows)
-            parts.append(row_stats(q[:, heads, rows], k[:, start:stop], operands.scale, part, operands.softcap))
+            few, sunk = (None if each is None else _part(each, heads, rows) for each in (mask, operands.sinks))
+            some = q[:, heads, rows], k[:, start:stop], operands.scale, few, operands.softcap
+            parts.append(row_stats(*some, first_B=operands.first_B, sinks=sunk))
         yield logit_stats(parts, share)
 
 
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
     part = mask if mask.shape[1] == 1 else mask[:, heads]
     return part if part.shape[2] == 1 else part[:, :, rows]
-
-
-def _four_axes(x: Tensor, heads: int) -> Tensor:
-    """`x` as [B, heads, rows, columns]: leading axes become one, heads joined with another axis are split.
-
-    Raises:
-        ValueError: if no axis holds the heads.
-    """
-    shape = tuple(x.shape)
-    if x.dim() == 3 and shape[0] % heads == 0:
-        return x.reshape(-1, heads, *shape[1:])
-    if x.dim() >= 5 and shape[-3] != heads and shape[-4] * shape[-3] == heads:
-        x = x.flatten(-4, -3)
-    if x.dim() < 4:
-        raise ValueError(f"expected four axes with {heads} heads, found shape {shape}")
-    return x if x.dim() == 4 else x.flatten(0, -4)
-
-
-def _mask(mask: Tensor, lead: Sequence[int], batch_heads: Sequence[int]) -> Tensor:
-    """`mask`, which broadcasts to [*lead, Q, T], with four axes that broadcast to [B, H, Q, T]."""
-    if len(lead) == 1 and mask.dim() == 3 and mask.shape[0] > 1:
-        return mask.reshape(*batch_heads, *mask.shape[1:])
-    if mask.dim() > 4:
-        return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
-    return mask[(None,) * (4 - mask.dim())]
-
-
-def _take(mask: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The sampled rows of a mask, −inf where it hides; a mask that is the same for all rows has one."""
-    if mask is None:
-        return None
-    taken = mask if mask.shape[2] == 1 else mask.index_select(2, rows)
-    return taken.masked_fill(unseen(taken), -torch.inf) if taken.is_floating_point() else taken
-
-
-def _with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
-    """`mask` and, where `causal`, the rule that row i sees keys 0 … i, as torch has it."""
-    if not causal:
-        return mask
-    seen = torch.arange(keys, device=rows.device) <= rows[:, None]
-    if mask is None:
-        return seen[None, None]
-    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
-
-
-def _hide(logits: Tensor) -> Tensor:
-    """Overwrites with −inf what a mask was added to: what lies below 0 and a gap that no logit of any row fills and
-    that is as wide as those above it are spread; logits alone leave narrower ones, or wide ones in a few rows."""
-    values = logits.flatten()
-    top = values.amax(0, keepdim=True)
-    if not bool(top.isfinite()):
-        values = values.nan_to_num(0.0, 0.0, -torch.inf)
-        top = values.amax(0, keepdim=True)
-    top = top.clamp(min=_LOWEST)
-    return logits.masked_fill_(logits < lowest_reached(values, top.clamp(max=0), top), -torch.inf)
-
-
-def _largest(added: Tensor, heads: int) -> tuple[float, ...]:
-    """The largest number of each head."""
-    return tuple(added.amax((0, 2, 3)).float().expand(heads).tolist())

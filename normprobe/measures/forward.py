@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from normprobe.capture.guard import without_autocast
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler
@@ -26,7 +27,8 @@ def measure_forward(
     measured, skipped = measure_signal(model, inputs, anatomy, seed, exact=exact, everywhere=everywhere)
     if _on_meta(model):
         return measured, skipped
-    init, unread = measure_initialisation(model, anatomy, seed)
+    with without_autocast():
+        init, unread = measure_initialisation(model, anatomy, seed)
     return measured.model_copy(update={"init": init}), (*skipped, *unread)
 
 
@@ -55,11 +57,13 @@ def measure_signal(
     padding = padding_masks(inputs)
     writes = {stream.name: write_handlers(stream, padding, seed) for stream in anatomy.streams}
     logits = [(site.site, LogitHandler(site, seed, padding, exact)) for site in anatomy.attention]
-    handlers: dict[OpSite, Handler] = dict(logits)
+    handlers: dict[OpSite, Handler] = {h.qk.product.site: h.qk for _, h in logits if h.qk is not None}
+    handlers.update(logits)
     for per_stream in writes.values():
         handlers.update(per_stream)
     watched = watch(model, inputs, handlers, everywhere=everywhere)
-    streams, skipped = _streams(anatomy, writes, logits, watched)
+    with without_autocast():
+        streams, skipped = _streams(anatomy, writes, logits, watched)
     attention, unseen = _attention(logits, watched)
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:

@@ -16,6 +16,7 @@ from normprobe import stats
 
 SATURATED = 0.99  # a row whose largest probability is above this
 _NEVER = -1e30  # added to masked logits: float32 drops what they were, a probability of exactly 0, and 0 · _NEVER is 0
+_HUGE = 80.0  # e^80 times all that is weighed beside it: float32 holds it, and what is beside it has no share
 _LOG2_E = 1 / math.log(2)
 _WIDE = 2.576  # standard errors on each side: 99 %
 
@@ -29,10 +30,12 @@ class LogitStats(NamedTuple):
     entropy: tuple[float, ...]
     saturated: tuple[float, ...]
     first_token: tuple[float, ...]
+    sink: tuple[float, ...]
     std_margin: tuple[float, ...]
     entropy_margin: tuple[float, ...]
     saturated_margin: tuple[float, ...]
     first_token_margin: tuple[float, ...]
+    sink_margin: tuple[float, ...]
 
 
 class RowStats(NamedTuple):
@@ -41,7 +44,8 @@ class RowStats(NamedTuple):
     Attributes:
         top, uncapped: the largest logit, with and without softcap; `_NEVER` or less where all are masked.
         total, first: Σ e^y and e^y of the first key.
-        entropy: of the probabilities, in nats.
+        sunk: Σ e^y over the logits of no key; 0 where there are none.
+        entropy: of the probabilities of keys among themselves, in nats.
         seen: how many keys are not masked.
         sums, squares: Σ y and Σ y² over these.
     """
@@ -50,6 +54,7 @@ class RowStats(NamedTuple):
     uncapped: Tensor
     total: Tensor
     first: Tensor
+    sunk: Tensor
     entropy: Tensor
     seen: Tensor
     sums: Tensor
@@ -57,7 +62,14 @@ class RowStats(NamedTuple):
 
 
 def row_stats(
-    q: Tensor, k: Tensor, scale: float | Tensor, mask: Tensor | None = None, softcap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    scale: float | Tensor,
+    mask: Tensor | None = None,
+    softcap: float | None = None,
+    *,
+    first_B: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> RowStats:
     """Look at the logits (scale, softcap, mask) and probabilities of R rows, in R·T memory a head.
 
@@ -68,6 +80,8 @@ def row_stats(
         mask: broadcastable to [B, H, R, T]; boolean (True: attend), or additive (-inf: masked; all
             others are a bias).
         softcap: c of c·tanh(logit / c), or None.
+        first_B: the first key of each sample; None: 0.
+        sinks: logits [B, H, R, S] of no key, which take a share of each row's probability.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -82,7 +96,13 @@ def row_stats(
     if bias is not None:
         logits.add_(bias)
     tops = _tops(logits, hidden)
-    return _rows(logits, tops, tops if uncapped is None else uncapped, hidden)
+    return _rows(logits, tops, tops if uncapped is None else uncapped, hidden, first_B, sinks)
+
+
+def largest_seen(logits: Tensor, mask: Tensor) -> tuple[float, ...]:
+    """The largest logit [B, H, R, T] of each head where the mask hides nothing; NaN where all are hidden."""
+    hidden, _ = _hidden(mask, logits.dtype)
+    return tuple(_largest(_tops(logits, hidden)[..., 0]).tolist())
 
 
 def logit_stats(parts: Sequence[RowStats], share: float = 1.0) -> LogitStats:
@@ -95,10 +115,16 @@ def logit_stats(parts: Sequence[RowStats], share: float = 1.0) -> LogitStats:
     rows = parts[0] if len(parts) == 1 else RowStats(*(torch.cat(each, -1) for each in zip(*parts, strict=True)))
     some, several = rows.seen > 0, rows.seen > 1
     entropy = rows.entropy / rows.seen.clamp(min=2).log()
-    saturated = (rows.total < 1 / SATURATED).where(~rows.total.isnan(), math.nan)
-    means = [_mean(entropy, several), _mean(saturated, several), _mean(rows.first / rows.total, some)]
+    whole = rows.total + rows.sunk
+    saturated = (whole < 1 / SATURATED).where(~whole.isnan(), math.nan)
+    means = [_mean(entropy, several), _mean(saturated, several)]
+    means += [_mean(rows.first / whole, some), _mean(rows.sunk / whole, some)]
     deviation, error = _deviation(rows)
-    errors = error, _error(entropy, several), _most(means[1], several), _most(means[2], some)
+    errors = (
+        error,
+        _error(entropy, several),
+        *(_most(m, c) for m, c in zip(means[1:], (several, some, some), strict=True)),
+    )
     wide = _WIDE * math.sqrt(1 - share)
     margins = [each * wide if wide else torch.zeros_like(each) for each in errors]
     found = _largest(rows.top), _largest(rows.uncapped), deviation, *means, *margins
@@ -139,12 +165,20 @@ def _tops(logits: Tensor, hidden: Tensor | None) -> Tensor:
     return tops
 
 
-def _rows(logits: Tensor, tops: Tensor, uncapped: Tensor, hidden: Tensor | None) -> RowStats:
+def _rows(
+    logits: Tensor,
+    tops: Tensor,
+    uncapped: Tensor,
+    hidden: Tensor | None,
+    first_B: Tensor | None,
+    sinks: Tensor | None,
+) -> RowStats:
     """Uses up `logits`, of which the masked ones are hidden already."""
     keys = logits.shape[-1]
     below = logits.sub_(tops)
     weights = (below * _LOG2_E).exp2_()  # in a fifth of the time of exp
-    total, first = weights.sum(-1), weights[..., 0].clone()
+    total, first = weights.sum(-1), _first(weights, first_B)
+    sunk = torch.zeros_like(total) if sinks is None else (sinks - tops).clamp(max=_HUGE).exp().sum(-1)
     entropy = total.log() - weights.mul_(below).sum(-1) / total
     seen = logits.new_full((1, 1, 1), keys)
     if hidden is not None:
@@ -153,7 +187,14 @@ def _rows(logits: Tensor, tops: Tensor, uncapped: Tensor, hidden: Tensor | None)
         below.mul_(open_)
     squares = torch.linalg.vector_norm(below, dim=-1).square()
     seen = seen.expand(total.shape)
-    return RowStats(tops[..., 0], uncapped[..., 0], total, first, entropy, seen, below.sum(-1), squares)
+    return RowStats(tops[..., 0], uncapped[..., 0], total, first, sunk, entropy, seen, below.sum(-1), squares)
+
+
+def _first(weights: Tensor, first_B: Tensor | None) -> Tensor:
+    """The weights of the first keys, [B, H, R]."""
+    if first_B is None:
+        return weights[..., 0].clone()
+    return weights.gather(-1, first_B.view(-1, 1, 1, 1).expand(*weights.shape[:-1], 1))[..., 0]
 
 
 def _largest(tops: Tensor) -> Tensor:
@@ -202,13 +243,20 @@ class Lengths(NamedTuple):
     k_rms: tuple[float | None, ...]
 
 
-def lengths(q: Tensor, k: Tensor, scale: float | Tensor) -> Lengths:
+def lengths(
+    q: Tensor,
+    k: Tensor,
+    scale: float | Tensor,
+    queries_BQ: Tensor | None = None,
+    keys_BT: Tensor | None = None,
+) -> Lengths:
     """max|q| · max|k| · |scale| per query head, by Cauchy-Schwarz a bound on |logit| before softcap; RMS of q and k.
 
     Args:
         q: [B, H, Q, D], all query rows, any real dtype.
         k: [B, K, T, D] with H a multiple of K.
         scale: a number, or a tensor with one factor a head (any shape that holds H or one element).
+        queries_BQ: True for queries to leave out, and `keys_BT` for keys; None: none.
 
     Returns:
         One number a query head; NaN where a row of the head has one.
@@ -219,8 +267,23 @@ def lengths(q: Tensor, k: Tensor, scale: float | Tensor) -> Lengths:
     heads, key_heads = q.shape[1], k.shape[1]
     if heads % key_heads:
         raise ValueError(f"{heads} query heads do not share {key_heads} key heads evenly")
-    queries, keys = stats.norms(q), stats.norms(k).repeat_interleave(heads // key_heads, 1)
+    queries, keys = _left(stats.norms(q), queries_BQ), _left(stats.norms(k), keys_BT)
+    keys = keys.repeat_interleave(heads // key_heads, 1)
     longest = queries.amax((0, 2)) * keys.amax((0, 2))
     factor = scale.detach().abs().flatten().to(longest) if isinstance(scale, Tensor) else abs(scale)
-    rms = ((each.double().square().mean((0, 2)) / q.shape[-1]).sqrt() for each in (queries, keys))
-    return Lengths(tuple((longest * factor).tolist()), *(tuple(each.tolist()) for each in rms))
+    width = q.shape[-1]
+    rms = entry_rms(queries, width, queries_BQ), entry_rms(keys, width, keys_BT)
+    return Lengths(tuple((longest * factor).tolist()), *rms)
+
+
+def entry_rms(norms_BHN: Tensor, width: int, padding_BN: Tensor | None = None) -> tuple[float, ...]:
+    """RMS of the entries of the rows of each head that have these norms; NaN where no row is left."""
+    batch, _, rows = norms_BHN.shape
+    left = batch * rows if padding_BN is None else int((~padding_BN).sum())
+    total = _left(norms_BHN, padding_BN).double().square().sum((0, 2))
+    return tuple((total / (left * width) if left else total + math.nan).sqrt().tolist())
+
+
+def _left(norms_BHN: Tensor, padding_BN: Tensor | None) -> Tensor:
+    """The norms of rows that are no padding, 0 for the others."""
+    return norms_BHN if padding_BN is None else norms_BHN.masked_fill(padding_BN[:, None], 0.0)

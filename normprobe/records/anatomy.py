@@ -165,14 +165,27 @@ class HeadRows(Record):
     heads: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
+class QKProduct(Record):
+    """Where q·kᵀ is an operation of its own: its last two operands are the queries and the keys of all heads, features
+    on the last axis of the first and the last but one of the second.
+
+    `factor` is what multiplies the product on its way to the softmax (None: not constant).
+    """
+
+    site: OpSite
+    factor: float | None = None
+
+
 class AttentionSite(Record):
     """One attention operation. `scale` is the factor on q·kᵀ in force wherever it is applied (None: not constant).
 
     `causal` says that no query sees a later key; None where the mask could not be read. `window` is how many keys a
     causal query sees at most, its own included, or how far another one sees to each side; None where the recorded
-    input is not longer than that, or the places seen are no band. `sinks` says that the softmax has logits of no key.
+    input is not longer than that, or the places seen are no band. `sinks` says that the softmax has logits of no key,
+    `sink_columns` which of its columns these are, as a half-open range at one end (None: not known).
     `biased` says that something besides a mask is added to the scaled q·kᵀ before the softmax (ALiBi, relative
-    positions), so that the logits are more than q·k. `site` is where the logits, or q and k, are seen.
+    positions), so that the logits are more than q·k. `site` is where the logits, or q and k, are seen; `product` where
+    q and k are multiplied before logits that are seen, if the order of heads stays what it is there.
     """
 
     path: str
@@ -185,12 +198,14 @@ class AttentionSite(Record):
     causal: bool | None = None
     window: int | None = None
     sinks: bool = False
+    sink_columns: tuple[int, int] | None = None
     cross: bool = False
     biased: bool = False
     kernel: str = "unknown"
     qk_norm: QKNorm | None = None
     columns: dict[Literal["q", "k", "v"], HeadRows] = Field(default_factory=dict)
     site: OpSite
+    product: QKProduct | None = None
 
 
 class Reparametrization(Record):

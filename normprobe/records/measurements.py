@@ -41,13 +41,13 @@ class StreamState(Record):
         first_rms, other_rms: median token RMS of the first tokens of the samples, and of all others.
         token_cosine: mean cosine between two different tokens of one sample; near 1: tokens collapse (Dong et al.
             2021). NaN with one token.
-        stable_rank: ‖X‖²_F / ‖X‖²₂ of the state of up to 64 sampled tokens (Rudelson & Vershynin 2007).
+        stable_rank: ‖X‖²_F / ‖X‖²₂ of the state of up to 32 sampled tokens (Rudelson & Vershynin 2007).
         write_rms: median over tokens of the RMS of the write.
         write_ratio: median over tokens of RMS(write) / RMS(trunk before the add).
         write_share: median over tokens of RMS(write) / RMS(state after the add): how far writes are diluted.
         write_cosine: median over tokens of the cosine between write and trunk; 0 where writes are independent.
         angle: median over tokens of the angle between the trunk before and the state after the add, in radians.
-        bf16_loss: what rounding the sum to bfloat16 loses, RMS over up to 64 sampled tokens as a share of the RMS
+        bf16_loss: what rounding the sum to bfloat16 loses, RMS over up to 32 sampled tokens as a share of the RMS
             of the write.
         finite: whether every element is finite.
 
@@ -131,15 +131,16 @@ class Margins(Record):
     """Half widths of 99 % intervals about what a sample of rows tells of all rows; 0 where all rows were taken.
 
     2.58 standard errors over rows drawn without putting back: by the spread that the rows show (Cochran 1977, sec. 2.3
-    and 6.3), and for `saturated` and `first_token`, which a few rows may decide, the most that numbers in [0, 1] of
-    their mean can have, with two of either end added (Agresti & Coull 1998). Rows are drawn one from each stretch of
-    the sequence, which lies nearer (Cochran 1977, sec. 5.6). NaN where fewer than two rows are left.
+    and 6.3), and for `saturated`, `first_token` and `sink`, which a few rows may decide, the most that numbers in
+    [0, 1] of their mean can have, with two of either end added (Agresti & Coull 1998). Rows are drawn one from each
+    stretch of the sequence, which lies nearer (Cochran 1977, sec. 5.6). NaN where fewer than two rows are left.
     """
 
     std: float
     entropy: float
     saturated: float
     first_token: float
+    sink: float | None = None
 
 
 class HeadLogits(Record):
@@ -147,14 +148,17 @@ class HeadLogits(Record):
 
     Attributes:
         sampled_max: largest logit over the sampled query rows.
-        uncapped_max: the same before the soft cap; equal where there is none.
+        uncapped_max: the same before the soft cap; equal where there is none, None where it was not seen.
         bound: an upper bound on every logit over all rows and keys: max|q|·max|k|·|scale| plus the largest mask
             bias where q and k were seen; the largest logit itself where the logits were.
         std: standard deviation of the unmasked logits in the sampled rows.
-        entropy: mean row entropy over ln(number of unmasked keys), in [0, 1]; rows with one key are left out.
+        entropy: mean row entropy over ln(number of unmasked keys), in [0, 1]; rows with one key are left out. Of the
+            probabilities of keys among themselves where a sink takes a share.
         saturated: share of sampled rows whose largest probability exceeds 0.99 (rows with one key left out).
-        first_token: mean probability on the first key.
-        q_rms, k_rms: RMS of the entries of all queries and keys; None where only logits were seen.
+        first_token: mean probability on the first key that is no padding.
+        sink: mean probability on logits that belong to no key (Xiao et al. 2024); None where there are none.
+        q_rms, k_rms: RMS of the entries of all queries and keys as they are multiplied; None where only logits were
+            seen.
         margins: how far std, entropy, saturated and first_token may lie from those of all rows.
     """
 
@@ -165,7 +169,8 @@ class HeadLogits(Record):
     entropy: float
     saturated: float
     first_token: float
-    uncapped_max: float
+    uncapped_max: float | None
+    sink: float | None = None
     q_rms: float | None
     k_rms: float | None
     margins: Margins

@@ -28,14 +28,14 @@ _FINITE = frozenset({Role.MATMUL, Role.ATTENTION, Role.SOFTMAX, Role.NORM, Role.
 class Hidden:
     """`places` is true where a key is hidden from a query (None: nowhere); it broadcasts to the logits.
 
-    `more` says that other places may be hidden too, `biased` that something besides a mask is added, `sinks` that the
-    softmax has a logit more than there are keys.
+    `more` says that other places may be hidden too, `biased` that something besides a mask is added, `sinks` which
+    columns the softmax has besides those of keys, a half-open range.
     """
 
     places: Tensor | None = None
     more: bool = False
     biased: bool = False
-    sinks: bool = False
+    sinks: tuple[int, int] | None = None
 
 
 NOTHING, UNKNOWN, BIAS = Hidden(), Hidden(more=True), Hidden(biased=True)
@@ -131,7 +131,11 @@ class MaskReader:
         if axis % rank != rank - 1 or len(signals) != 1:
             return UNKNOWN
         found = self.added(signals[0], depth, factor)
-        return Hidden(found.places, found.more, found.biased, sinks=True)
+        widths = [self.flow.trace.values[v].shape[-1] for v in parts]
+        if len(parts) == 1 or signals[0] not in (parts[0], parts[-1]):
+            return found if len(parts) == 1 else UNKNOWN
+        sinks = (widths[0], sum(widths)) if signals[0] == parts[0] else (0, sum(widths[:-1]))
+        return Hidden(found.places, found.more, found.biased, sinks)
 
     _READERS: ClassVar[dict[str, Callable[[MaskReader, Node, int, float], Hidden]]] = {
         "aten.add": _add,
@@ -196,7 +200,7 @@ def _either(*found: Hidden) -> Hidden:
         if places is not None and not _broadcast(places, part):  # masks of logits with sinks and of logits without
             return UNKNOWN
         places = part if places is None else places | part
-    return Hidden(places, more, any(f.biased for f in found), any(f.sinks for f in found))
+    return Hidden(places, more, any(f.biased for f in found), next((f.sinks for f in found if f.sinks), None))
 
 
 def _broadcast(a: Tensor, b: Tensor) -> bool:

@@ -14,8 +14,13 @@ from normprobe.anatomy.flow.ops import CAPS, LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
 from normprobe.records import OpSite
+from normprobe.records.anatomy import QKProduct
 
 _BETWEEN = LIGHT | {Role.ADD, Role.ACT}  # mask, bias, scale, softcap
+_REORDER = frozenset(
+    f"aten.{name}"
+    for name in ("transpose", "permute", "t", "mT", "as_strided", "index", "index_select", "gather", "roll")
+)  # moves that may put heads elsewhere
 _PASS_ON = LIGHT | {Role.ACT, Role.GATE, Role.POOL, Role.ADD, Role.NORM}  # from the weights of values to the values
 
 
@@ -26,7 +31,7 @@ class AttentionOp:
     `query`, `key` and `value` are values shaped (…, tokens, head_dim); `across` are the axes of the features of key and
     value, which may lie turned. `factor` is what multiplies q·kᵀ after the product (None: not constant). `causal` is
     true where the operation itself hides later keys; `hidden` is what its mask hides of the `places`, (queries, keys).
-    `product` is the step of q·kᵀ where that is one of its own.
+    `product` is the step of q·kᵀ where that is one of its own, `multiplied` tells where its operands are seen.
     """
 
     step: Step
@@ -43,6 +48,7 @@ class AttentionOp:
     kernel: str
     site: OpSite
     product: int = -1
+    multiplied: QKProduct | None = None
 
 
 def find_attention(flow: Flow) -> list[AttentionOp]:
@@ -142,6 +148,7 @@ class _Logits:
     after_tanh: float | None = None
     parameters: tuple[str, ...] = ()
     shift: Step | None = None  # the subtraction of each row's maximum, which leaves the softmax as it is
+    in_order: bool = True  # no step on the way changes the order of heads
 
 
 def _weights(flow: Flow, step: Step) -> AttentionOp | None:
@@ -169,10 +176,11 @@ def _weights(flow: Flow, step: Step) -> AttentionOp | None:
         (-2, across),
         False,
         hidden,
-        (queries, keys - hidden.sinks),
+        (queries, keys - (0 if hidden.sinks is None else hidden.sinks[1] - hidden.sinks[0])),
         base(step.node.op),
         op_site(flow, logits.shift or step),
         product.id,
+        QKProduct(site=op_site(flow, product), factor=logits.factor) if logits.in_order else None,
     )
 
 
@@ -184,7 +192,9 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
         step = flow.made_by(value)
         if step is None:
             return found
+        found.in_order = found.in_order and base(step.node.op) not in _REORDER
         if _mixes_heads(flow, step):
+            found.in_order = False
             value = step.inputs[0]
             continue
         if step.role is Role.MATMUL:

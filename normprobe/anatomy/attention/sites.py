@@ -47,12 +47,14 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         softcap=op.softcap,
         causal=causal,
         window=window,
-        sinks=op.hidden.sinks,
+        sinks=op.hidden.sinks is not None,
+        sink_columns=op.hidden.sinks,
         biased=op.hidden.biased,
         kernel=op.kernel,
         qk_norm=_qk_norm(query, key, norms, heads, shape[-1]),
         columns={name: one.at(rows.get("q")) for name, one in rows.items()},
         site=op.site,
+        product=op.multiplied,
     )
     query_norms, key_norms = (side.norms if _site(side, norms) is not None else () for side in (query, key))
     unknown = tuple((name, one) for name, one in found.items() if isinstance(one, str))

@@ -1,0 +1,23 @@
+"""Which query rows are looked at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROWS = 64  # query rows that are looked at
+
+
+def sampled_rows(count: int, seed: int, exact: bool = False) -> Tensor:
+    """All of `count` rows where there are at most `ROWS` or `exact` asks for them, else a seeded sample of as many."""
+    return torch.arange(count) if exact or count <= ROWS else one_of_each(count, seed)
+
+
+def one_of_each(count: int, seed: int) -> Tensor:
+    """One row of each of `ROWS` stretches of `count` rows that are equally long, but for one row.
+
+    What a row tells depends on how many keys it sees; such a sample is nearer to all rows than one from anywhere.
+    """
+    edges = torch.arange(ROWS + 1) * count // ROWS
+    inside = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed))
+    return edges[:-1] + (inside * edges.diff()).long()
