@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,8 +34,6 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     found = _rows(flow, op, (query, key, value))
     rows = {name: one for name, one in found.items() if isinstance(one, Rows)}
     heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query, rows.get("k"))
-    factors = (op.factor, query.factor, key.factor)
-    known = [f for f in factors if f is not None]
     causal, window = (True, None) if op.causal else reach(op.hidden, *op.places)
     parameters = op.scale_parameters + query.scale_parameters + key.scale_parameters
     record = AttentionSite(
@@ -42,7 +41,7 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         heads=heads,
         kv_heads=len(rows["k"].sets) if "k" in rows else _kv_heads(flow, op, heads),
         head_dim=shape[-1],
-        scale=known[0] * known[1] * known[2] if len(known) == 3 else None,
+        scale=_scale(op.factor, query.factor, key.factor),
         scale_parameter=parameters[0] if parameters else None,
         softcap=op.softcap,
         causal=causal,
@@ -59,6 +58,12 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     query_norms, key_norms = (side.norms if _site(side, norms) is not None else () for side in (query, key))
     unknown = tuple((name, one) for name, one in found.items() if isinstance(one, str))
     return ReadSite(record, query_norms, key_norms, unknown)
+
+
+def _scale(*factors: float | None) -> float | None:
+    """The product of all factors; None where one is not constant."""
+    known = [factor for factor in factors if factor is not None]
+    return math.prod(known) if len(known) == len(factors) else None
 
 
 def _rows(flow: Flow, op: AttentionOp, sides: tuple[Side, Side, Side]) -> dict[Operand, Rows | str]:
