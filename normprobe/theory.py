@@ -281,7 +281,7 @@ def _at_least(value: int, least: int, name: str) -> None:
 
 
 def gaussian_divergence(shift: float, ratio: float) -> float:
-    """Kullback-Leibler divergence of N(m', r·v) from N(m, v) in nat: `½ (r − 1 − ln r + s²)`; ∞ at r = 0.
+    """Kullback-Leibler divergence of N(m', r·v) from N(m, v) in nat: `½ (r − 1 − ln r + s²)`; ∞ at r = 0 and r = ∞.
 
     Args:
         shift: s = (m' − m) / √v.
@@ -289,4 +289,4 @@ def gaussian_divergence(shift: float, ratio: float) -> float:
 
     Source: the definition of Kullback and Leibler 1951 with two normal densities.
     """
-    return (ratio - 1 - math.log(ratio) + shift**2) / 2 if ratio else math.inf
+    return math.inf if ratio in (0.0, math.inf) else (ratio - 1 - math.log(ratio) + shift**2) / 2

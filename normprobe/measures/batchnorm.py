@@ -33,6 +33,7 @@ class BatchNorm(Extra):
         norms = [norm for norm in subject.anatomy.norms if norm.kind == "batchnorm" and norm.executed]
         if not norms:
             return None, (Skipped(what=self.name, why="the model runs no batch norm"),)
+        before = {name: buffer.detach().clone() for name, buffer in subject.model.named_buffers()}
         with untouched(subject.model) as keeper, torch.no_grad(), keeper.mode():
             subject.tell(self.name, 0, PASSES)
             seen, output = _eval_pass(subject, [norm for norm in norms if norm.module])
@@ -45,8 +46,19 @@ class BatchNorm(Extra):
         if not sites:
             return None, skipped
         basis = Basis(unit="1", dtype=seen[sites[0].path].dtype, count=batch_size(subject.inputs) or 1)
-        measure = BatchNormMeasure(basis=basis, sites=tuple(sites), train_eval_gap=train_eval, halves_gap=halves)
+        measure = BatchNormMeasure(
+            basis=basis,
+            sites=tuple(sites),
+            train_eval_gap=train_eval,
+            halves_gap=halves,
+            untouched=all(_same(before[name], buffer) for name, buffer in subject.model.named_buffers()),
+        )
         return measure, (*skipped, *unseen)
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    """Whether two buffers hold the same numbers, NaN in the same places."""
+    return before.shape == after.shape and bool(((before == after) | ((before != before) & (after != after))).all())
 
 
 def _skips(norms: Sequence[NormSite], found: Mapping[str, Running]) -> Iterator[Skipped]:
@@ -123,6 +135,12 @@ class _Stored:
 
         return cls(flat(found.mean), flat(found.variance), int(buffers[found.counter]) if found.counter else None)
 
+    def below(self, eps: float | None) -> int | None:
+        """How many variances are smaller than eps, or 0 where there is none; None where no variance is stored."""
+        if self.variance is None:
+            return None
+        return int(((self.variance == 0) | (self.variance < (eps or 0.0))).sum())
+
     @property
     def finite(self) -> bool | None:
         if self.mean is None and self.variance is None:
@@ -148,6 +166,7 @@ def _site(module: nn.Module, norm: NormSite, seen: _Seen, found: Running) -> Bat
         keeps="none" if stored.finite is None else "moving" if found.moves else "fixed",
         default=stored.default,
         finite=stored.finite,
+        below_eps=stored.below(norm.eps),
         momentum=found.momentum,
         tracked=stored.tracked,
         initial_share=None if steps is None or found.momentum is None else (1 - found.momentum) ** steps,

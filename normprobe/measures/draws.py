@@ -21,7 +21,7 @@ CUTS = (2.0, 3.0)  # ends of truncated normals, in standard deviations before th
 _FEWEST = 100  # values; fewer do not tell a distribution
 _ORDERED = 2048  # values whose order is compared with a distribution
 _KS = 2.23  # √n · largest distance of the distribution functions: P = 1e-4 (Kolmogorov; Smirnov 1948)
-_SURE = 7.0  # nats by which a cut normal must be likelier than a whole one
+_SHORT = math.log(1e-4)  # a whole normal must have so small a largest value more rarely for a cut to be claimed
 _RARE = math.log(1e-5)  # of the largest value of a normal sample
 _WIDE = 3.29  # standard errors on each side: 99.9 %
 _FAR = 6.0  # standard errors that rows may differ by
@@ -176,22 +176,33 @@ def _named(values: _Values) -> tuple[Distribution, float | None]:
     for cut in CUTS:
         found += _truncated(ordered, values, cut)
     if _normal(ordered, values):
-        found.append((-(0.5 + math.log(math.sqrt(2 * math.pi) * std)) * n + _SURE, "normal", None))
+        found.append((-(0.5 + math.log(math.sqrt(2 * math.pi) * std)) * n, "normal", None))
     _, name, cut_at = max(found, key=lambda row: row[0], default=(0.0, "unknown", None))
     return name, cut_at
 
 
 def _normal(ordered: Tensor, values: _Values) -> bool:
     n, std = values.n, values.root
-    beyond = math.erfc(values.largest / std / math.sqrt(2))  # the share of a normal above the largest value
-    usual = n * math.log1p(-min(beyond, 1 - 1e-12)) > _RARE and math.log(max(n * beyond, 1e-300)) > _RARE
+    usual = _below_largest(values) > _RARE and math.log(max(n * _beyond(values), 1e-300)) > _RARE
     tails = abs(values.kurtosis - 3) <= 5 * math.sqrt(24 / n) + 12 / n
     return usual and tails and _follows(ordered, lambda v: torch.special.ndtr(v / std))
 
 
+def _beyond(values: _Values) -> float:
+    """The share of a normal of this scale that lies above the largest value."""
+    return math.erfc(values.largest / values.root / math.sqrt(2))
+
+
+def _below_largest(values: _Values) -> float:
+    """The log-probability that a normal sample of this scale and size has no larger value."""
+    return values.n * math.log1p(-min(_beyond(values), 1 - 1e-12))
+
+
 def _truncated(ordered: Tensor, values: _Values, cut: float) -> list[tuple[float, Distribution, float | None]]:
-    """The log-likelihood of a normal cut at ±cut standard deviations, where it fits."""
+    """The log-likelihood of a normal cut at ±cut deviations, where it fits and a whole one seldom ends there."""
     n = values.n
+    if _below_largest(values) > _SHORT:
+        return []
     whole = values.root / truncated_std(cut)
     inside = math.erf(cut / math.sqrt(2))
     if values.largest > cut * whole * (1 + _WIDE * 0.6 / math.sqrt(n) + values.step):

@@ -10,6 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from normprobe.measures.activations import second_moment
 from normprobe.measures.draws import Fit, fit
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
@@ -45,6 +46,7 @@ def measure_initialisation(
     skipped = (
         *_skips(lost, "the model has no parameter of this name any more"),
         *_skips(odd, "its values are no plain numbers of 16 bits or more"),
+        *_skips(_unused(anatomy, named), "no product, convolution or lookup with it was seen"),
     )
     if not weights:
         return None, skipped
@@ -63,6 +65,12 @@ def _fit(parameter: Tensor, site: WeightSite, seed: int) -> Fit:
     return fit(parameter, seed, kernel=site.kind == "conv", table=site.kind == "embedding")
 
 
+def _unused(anatomy: Anatomy, named: Mapping[str, Tensor]) -> list[str]:
+    """Parameters of two axes or more that are no weight of the Anatomy and belong to no norm."""
+    known = {w.parameter for w in anatomy.weights}.union(*((n.weight, n.bias) for n in anatomy.norms))
+    return [name for name, p in named.items() if p.dim() > 1 and name not in known]
+
+
 def _skips(names: Sequence[str], why: str) -> Iterator[Skipped]:
     if names:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -70,6 +78,7 @@ def _skips(names: Sequence[str], why: str) -> Iterator[Skipped]:
 
 
 def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], dtype: str) -> WeightMeasure:
+    gain = found.std * site.fan_in**0.5
     return WeightMeasure(
         parameter=site.parameter,
         roles=site.roles,
@@ -77,7 +86,10 @@ def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], dtype: str) -
         mean=found.mean,
         std=found.std,
         interval=found.interval,
-        gain=found.std * site.fan_in**0.5,
+        gain=gain,
+        gain_back=found.std * site.fan_out**0.5,
+        followed_by=site.followed_by,
+        moment=None if site.kind == "embedding" else second_moment(site.followed_by, gain),
         recipes=names,
         basis=Basis(unit="1", dtype=dtype, count=found.count, exact=found.exact),
     )
@@ -138,6 +150,8 @@ def _roles(weights: Sequence[WeightMeasure], sites: Mapping[str, WeightSite]) ->
         held = [w for w in weights if role in w.roles]
         if not held:
             continue
+        gains = [_gains(w, role, sites[w.parameter]) for w in held]
+        moments = [w.moment for w in held if w.moment is not None]
         counts = Counter(name for w in held for name in w.recipes)
         kinds: Counter[Distribution] = Counter(w.distribution for w in held)
         yield RoleMeasure(
@@ -145,14 +159,19 @@ def _roles(weights: Sequence[WeightMeasure], sites: Mapping[str, WeightSite]) ->
             weights=len(held),
             distributions=tuple(kind for kind, _ in kinds.most_common()),
             std=_spread(w.std for w in held),
-            gain=_spread(_gain(w, role, sites[w.parameter]) for w in held),
+            gain=_spread(gain for gain, _ in gains),
+            gain_back=_spread(back for _, back in gains),
+            moment=_spread(moments) if moments else None,
             recipes=tuple(name for name, count in counts.most_common() if count >= _ALL * len(held)),
         )
 
 
-def _gain(weight: WeightMeasure, role: WeightRole, site: WeightSite) -> float:
-    """std · √fan_in; a table that is the head as well is a product there, which sums over its rows' features."""
-    return weight.std * site.shape[-1] ** 0.5 if role == "head" and site.kind == "embedding" else weight.gain
+def _gains(weight: WeightMeasure, role: WeightRole, site: WeightSite) -> tuple[float, float]:
+    """std · √fan_in and std · √fan_out; a table that is the head as well is a product there, from the features of its
+    rows to the rows."""
+    if role == "head" and site.kind == "embedding":
+        return weight.std * site.shape[-1] ** 0.5, weight.std * site.shape[0] ** 0.5
+    return weight.gain, weight.gain_back
 
 
 def _spread(values: Iterable[float]) -> tuple[float, float, float]:

@@ -44,6 +44,8 @@ class BatchNormSite(Record):
         default: all stored means are 0 and all variances 1: they have never been moved, or were reset. None where
             none are stored.
         finite: whether all stored statistics are finite, and no variance negative.
+        below_eps: how many channels have a stored variance smaller than eps, 0 among them: eps alone sets their scale
+            there. None where no variance is stored.
         momentum: share of each new batch in the stored statistics; None where it is not constant (a cumulative
             average) or nothing moves.
         tracked: how many batches they have seen, where that is counted.
@@ -59,6 +61,7 @@ class BatchNormSite(Record):
     keeps: Literal["moving", "fixed", "none"]
     default: bool | None
     finite: bool | None
+    below_eps: int | None = None
     momentum: float | None
     tracked: int | None
     initial_share: float | None
@@ -75,9 +78,11 @@ class BatchNormMeasure(Record):
             train mode and all else in eval mode; 0: the statistics of this batch lead to the same outputs.
         halves_gap: ‖halves − whole‖ / ‖whole‖, batch norms in train mode: the batch in two parts against in one; how
             far outputs depend on the size of the batch.
+        untouched: whether all buffers of the model hold after the measure what they held before, compared bit by bit.
     """
 
     basis: Basis
     sites: tuple[BatchNormSite, ...]
     train_eval_gap: float | None
     halves_gap: float | None
+    untouched: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from normprobe.records.anatomy import WeightRole
+from normprobe.records.anatomy import Follower, WeightRole
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 
@@ -21,6 +21,11 @@ class WeightMeasure(Record):
         mean, std: of the values; the mean square root about zero where the distribution is known.
         interval: 99.9 % interval of the standard deviation that values like these were drawn with.
         gain: std · √fan_in: how much RMS a product of independent inputs gains.
+        gain_back: std · √fan_out: the same for gradients on their way back.
+        followed_by: what the product passes first in the graph, as in `Anatomy.weights`.
+        moment: E[f(gain · z)²] with z from N(0, 1) and f what follows: the second moment that inputs of second moment 1
+            have behind both; 1 keeps the scale (√2 before ReLU, He et al. 2015). None where f is no known function of
+            one element.
         recipes: names of all recipes whose standard deviation lies in the interval (`normprobe.measures.recipes`);
             empty where none does, where the distribution is unknown, and for trained models.
         basis: of mean and std.
@@ -33,6 +38,9 @@ class WeightMeasure(Record):
     std: float
     interval: tuple[float, float]
     gain: float
+    gain_back: float
+    followed_by: Follower
+    moment: float | None
     recipes: tuple[str, ...]
     basis: Basis
 
@@ -44,7 +52,8 @@ class RoleMeasure(Record):
         weights: how many.
         distributions: those found, the most frequent first.
         std: smallest, median and largest standard deviation.
-        gain: the same of std · √fan_in.
+        gain, gain_back: the same of std · √fan_in and std · √fan_out.
+        moment: the same of `WeightMeasure.moment`, over the weights that have it; None where none has.
         recipes: those that fit every weight of the role but one in twenty, the most frequent first; empty where none
             does.
     """
@@ -54,6 +63,8 @@ class RoleMeasure(Record):
     distributions: tuple[Distribution, ...]
     std: tuple[float, float, float]
     gain: tuple[float, float, float]
+    gain_back: tuple[float, float, float]
+    moment: tuple[float, float, float] | None
     recipes: tuple[str, ...]
 
 

@@ -18,8 +18,10 @@ _NARROWEST = 12  # characters that a place is shortened to at most
 
 
 def table_lines(page: Page, table: Table) -> Iterator[RenderableType]:
-    """The title and the first rows of `table`; no number is ever cut."""
+    """The title and the first rows of `table`; no number is ever cut. Without rows there are no columns either."""
     yield page.title(table.title, table.caption)
+    if not table.rows:
+        return
     rows = tuple(tuple(map(page.text, row)) for row in table.rows[:MOST_ROWS])
     columns = tuple(map(page.text, table.columns))
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]

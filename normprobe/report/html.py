@@ -119,6 +119,8 @@ def _chart(one: Chart) -> str:
 
 
 def _table(one: Table) -> str:
+    if not one.rows:
+        return ""
     head = "".join(f"<th>{escape(column)}</th>" for column in one.columns)
     body = "".join(
         f"<tr><td><code>{escape(first)}</code></td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"

@@ -87,6 +87,8 @@ def _chart(chart: Chart) -> Iterator[str]:
 
 def _table(table: Table) -> Iterator[str]:
     yield f"\n## {escape(table.title)}\n\n{escape(table.caption)}\n"
+    if not table.rows:
+        return
     yield f"| {' | '.join(map(escape, table.columns))} |"
     yield f"| --- |{' ---: |' * (len(table.columns) - 1)}"
     for first, *cells in table.rows:

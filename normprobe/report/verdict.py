@@ -42,7 +42,7 @@ def verdict(data: ReportData) -> Verdict:
     counts, gap = tally(one.severity for one in data.findings), _unread(data.anatomy)
     if worst in (Severity.ERROR, Severity.WARNING) or not gap:
         return Verdict(counts, worst, not gap)
-    if worst is None and not data.anatomy.norms and not data.anatomy.streams:
+    if worst is None and data.anatomy == Anatomy():
         return Verdict(f"nothing could be read; {gap}", worst, read=False)
     return Verdict(f"{counts if worst else 'nothing found wrong'}; {gap}", worst, read=False)
 

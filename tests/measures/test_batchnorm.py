@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import normprobe
 from normprobe import theory
+from normprobe.measures import batchnorm
 from normprobe.records import Skipped
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite
 from normprobe.report.tables import tables
@@ -160,6 +161,58 @@ def test_statistics_that_were_never_moved_that_are_broken_and_that_are_not_kept(
     assert (none.keeps, none.default, none.finite, none.tracked, none.kept) == ("none", None, None, None, None)
 
 
+def test_variances_that_eps_drowns_are_counted() -> None:
+    model = trained(Net())
+    assert first(model).below_eps == 0
+    model.first.running_var[1], model.first.running_var[4] = 0.0, 0.9e-5
+    model.second.running_var.fill_(1.1e-5)
+    found, _ = measured(model, batch())
+    assert [site.below_eps for site in found.sites] == [2, 0]
+    site = found.sites[0]
+    assert site.kept is not None
+    assert site.kept.worst_channel in (1, 4)
+    values = inputs_of(model, batch())["first"].transpose(0, 1).flatten(1)[1]
+    assert site.kept.variance_ratio_max >= float((values.var() + 1e-5) / 1e-5) * (1 - 1e-5)
+    none = first(Net(lambda channels: nn.BatchNorm2d(channels, track_running_stats=False)))
+    assert none.below_eps is None
+
+
+def test_the_report_says_whether_stored_statistics_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def caption(model: nn.Module) -> str:
+        *_, table = tables(normprobe.probe(model, batch(), measures=("batchnorm",)).data)
+        return table.caption
+
+    model = trained(Net())
+    model.second.running_mean[0] = float("nan")
+    assert caption(model).endswith("; stored statistics left as they were")
+    whole = batchnorm.gaps
+
+    def careless(subject: Any, *rest: Any) -> Any:
+        found = whole(subject, *rest)
+        outside.append(lambda: subject.model.first.running_mean.add_(1.0))
+        return found
+
+    outside: list[Callable[[], Any]] = []
+    monkeypatch.setattr(batchnorm, "gaps", careless)
+    monkeypatch.setattr(batchnorm, "_skips", lambda *_: [step() for step in outside] and ())
+    assert caption(model).endswith("; stored statistics CHANGED BY LOOKING")
+
+
+def test_rows_say_what_is_stored() -> None:
+    model = trained(Net(lambda channels: nn.BatchNorm2d(channels, momentum=0.25)))
+    model.first.running_var[1] = 0.0
+    model.second.running_var[0] = float("nan")
+    *_, table = tables(normprobe.probe(model, batch(), measures=("batchnorm",)).data)
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert list(rows) == ["second", "first"]
+    assert rows["first"]["stored"] == "moving, 1 of 6 below eps"
+    assert (rows["first"]["momentum"], rows["first"]["batches seen"]) == ("0.25", "5")
+    assert (rows["second"]["stored"], rows["second"]["shift"]) == ("not finite", "-")
+    fresh = Net(lambda channels: nn.BatchNorm2d(channels, momentum=None))
+    *_, table = tables(normprobe.probe(fresh, batch(), measures=("batchnorm",)).data)
+    assert [row[2:5] for row in table.rows] == 2 * [("default", "average", "0")]
+
+
 def test_statistics_that_are_used_in_train_mode_too() -> None:
     model, x = Net(Fixed), batch()
     found, _ = measured(model, x)
@@ -206,6 +259,11 @@ def test_divergence_of_two_normal_distributions(shift: float, ratio: float) -> N
     one = torch.distributions.Normal(1.0 + 2.0 * shift, 2.0 * ratio**0.5)
     expected = torch.distributions.kl_divergence(one, torch.distributions.Normal(1.0, 2.0))
     assert theory.gaussian_divergence(shift, ratio) == pytest.approx(float(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.0, float("inf")])
+def test_divergence_of_a_variance_that_vanished(ratio: float) -> None:
+    assert theory.gaussian_divergence(0.5, ratio) == float("inf")
 
 
 def test_the_table_has_the_farthest_first() -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normprobe
+from normprobe.measures.activations import second_moment
 from normprobe.measures.recipes import RECIPES, Drawn, recipes
 from normprobe.records import Initialisation, Measurements, RoleMeasure
 from normprobe.report.tables.init import make
@@ -96,7 +97,9 @@ STARTS: dict[str, Callable[[Tensor], Any]] = {
     "fixed_0.02": lambda w: INIT.trunc_normal_(w, std=0.02, a=-0.04, b=0.04),
     "fixed_0.006": lambda w: INIT.normal_(w, std=0.006),
     "small_init": lambda w: INIT.normal_(w, std=math.sqrt(2 / (5 * WIDTH))),
+    "fixed_0.01": lambda w: INIT.normal_(w, std=0.01),
     "orthogonal": INIT.orthogonal_,
+    "orthogonal_relu": lambda w: INIT.orthogonal_(w, math.sqrt(2)),
     "gpt2_depth": lambda w: INIT.normal_(w, std=0.02 / math.sqrt(LAYERS)),
     "lecun_depth": lambda w: INIT.normal_(w, std=(w.shape[1] * LAYERS) ** -0.5),
     "xavier_depth": scaled(LAYERS**-0.5),
@@ -113,6 +116,31 @@ def test_each_recipe_is_named(name: str) -> None:
     found = roles(init_of(Net(STARTS["kaiming"], STARTS[name]), torch.randn(2, 5, WIDTH)))
     assert name in found["writer"].recipes
     assert "kaiming" in found["reader"].recipes
+
+
+def test_recipes_of_readers_blocks_and_heads() -> None:
+    """Fixup divides readers by √N where a branch has two weights, DS-Init block l by √l; muP's head has 1 / fan_in."""
+
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(512, WIDTH), nn.Linear(WIDTH, 512)
+            self.net = Net(STARTS["kaiming"], STARTS["kaiming"])
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.net(self.table(ids)))
+
+    torch.manual_seed(0)
+    model = Headed()
+    nn.init.normal_(model.head.weight, std=1 / WIDTH)
+    for number, block in enumerate(model.net.blocks, 1):
+        nn.init.normal_(block.up.weight, std=math.sqrt(2 / WIDTH) * LAYERS**-0.5)
+        nn.init.xavier_uniform_(block.down.weight, gain=number**-0.5)
+    found = roles(init_of(model, IDS))
+    assert "fixup" in found["reader"].recipes
+    assert "ds_init" in found["writer"].recipes
+    assert "mup_head" in found["head"].recipes
+    assert "fixed_1" in found["embedding"].recipes
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.25])
@@ -160,13 +188,88 @@ def test_a_model_that_learned_is_not_said_to_be_as_it_was_drawn() -> None:
     assert trained.evidence[0] == "0 of 10 gains and offsets of norms are at their start"
 
 
-def test_the_table_has_a_row_for_each_role_and_is_left_out_for_trained_models() -> None:
-    init = init_of(Net(STARTS["xavier"], STARTS["zero"]), torch.randn(2, 5, WIDTH))
+def test_the_table_has_a_row_for_each_role_and_says_what_it_stands_on() -> None:
+    init = init_of(Net(STARTS["kaiming"], STARTS["zero"]), torch.randn(2, 5, WIDTH))
     (table,) = make(Measurements(init=init))
     assert [row[0] for row in table.rows] == ["reader", "writer"]
-    assert table.rows[1][2:5] == ("zero", "0", "0")
-    assert table.rows[1][-1] == "zero"
-    assert list(make(Measurements(init=init.model_copy(update={"trained": True})))) == []
+    reader, writer = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert float(reader["× √fan_in"]) == pytest.approx(math.sqrt(2), rel=0.02)
+    assert float(reader["× √fan_out"]) == pytest.approx(math.sqrt(2 * 96 / WIDTH), rel=0.02)
+    assert float(reader["E[f²]"]) == pytest.approx(1.0, rel=0.04)
+    assert [writer[name] for name in ("distribution", "std", "E[f²]", "recipe")] == ["zero", "0", "0", "zero"]
+    assert "weights as they were drawn" in table.caption
+    assert table.caption.endswith("; 4 writing branches")
+
+
+@pytest.mark.parametrize(("trained", "said"), [(True, "the weights look trained"), (None, "could not be told")])
+def test_the_table_says_so_where_weights_look_trained_or_that_is_open(trained: bool | None, said: str) -> None:
+    init = init_of(Net(STARTS["xavier"], STARTS["zero"]), torch.randn(2, 5, WIDTH))
+    (table,) = make(Measurements(init=init.model_copy(update={"trained": trained})))
+    assert said in table.caption
+    assert table.rows == ()
+    assert table.caption.endswith("; ".join(init.evidence))
+
+
+FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+@pytest.mark.parametrize("gain", [0.1, 1.0, 2**0.5, 30.0])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_moment_behind_a_function(name: Any, gain: float) -> None:
+    """Against as many quantiles of the normal distribution."""
+    z = torch.special.ndtri((torch.arange(200000, dtype=torch.float64) + 0.5) / 200000)
+    expected = float(FUNCTIONS[name](gain * z).square().mean())
+    assert second_moment(name, gain) == pytest.approx(expected, rel=2e-3)
+
+
+def test_second_moments_known_in_closed_form_or_not_at_all() -> None:
+    assert second_moment("relu", math.sqrt(2)) == pytest.approx(1.0)
+    assert second_moment("relu", 1.0) == 0.5
+    assert math.isnan(second_moment("gelu", math.nan) or 0.0)
+    assert [second_moment(name, 1.0) for name in ("norm", "softmax", "gate", "leaky_relu", "unknown")] == 5 * [None]
+
+
+@pytest.mark.parametrize(("function", "name"), [(F.relu, "relu"), (F.gelu, "gelu"), (torch.tanh, "tanh")])
+def test_the_moment_of_a_weight_is_that_of_unit_inputs_behind_what_follows_it(function: Any, name: str) -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(256, 512, bias=False), nn.Linear(512, 8)
+            nn.init.normal_(self.up.weight, std=0.09)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(function(self.up(x)))
+
+    torch.manual_seed(0)
+    model, x = One(), torch.randn(400, 256)
+    (found,) = (w for w in init_of(model, x).weights if w.parameter == "up.weight")
+    seen = float(function(x.double() @ model.up.weight.detach().double().T).square().mean())
+    assert found.followed_by == name
+    assert found.moment == pytest.approx(seen, rel=0.03)
+    assert found.gain_back == pytest.approx(float(model.up.weight.detach().std()) * math.sqrt(512), rel=0.01)
+
+
+def test_parameters_that_no_product_uses_are_named() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.cell, self.head = nn.Embedding(50, 16), nn.LSTM(16, 16), nn.Linear(16, 50)
+            self.start, self.norm = nn.Parameter(torch.zeros(1, 16)), nn.LayerNorm((3, 16))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.norm(self.cell(self.table(ids) + self.start)[0]))
+
+    skipped = normprobe.probe(Recurrent(), torch.arange(12).reshape(4, 3)).skipped
+    (found,) = (one for one in skipped if one.what.startswith("initialisation"))
+    assert found.what == "initialisation of start and 2 more"
+    assert found.why == "no product, convolution or lookup with it was seen"
 
 
 def test_a_table_that_is_the_head_too_gains_by_its_features_there() -> None:
@@ -185,3 +288,5 @@ def test_a_table_that_is_the_head_too_gains_by_its_features_there() -> None:
     std = found["embedding"].std[1]
     assert found["embedding"].gain[1] == pytest.approx(std)
     assert found["head"].gain[1] == pytest.approx(std * math.sqrt(WIDTH))
+    assert found["embedding"].gain_back[1] == pytest.approx(std * math.sqrt(WIDTH))
+    assert found["head"].gain_back[1] == pytest.approx(std * math.sqrt(200))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from normprobe.checks import find, run
-from normprobe.records import Anatomy, Finding, ReportData, Severity
+from normprobe.records import Anatomy, Finding, Head, ReportData, Severity
 from normprobe.report.render import document
 from normprobe.report.report import Report
 from normprobe.report.verdict import verdict
@@ -38,6 +38,11 @@ def both() -> ReportData:
 
 CASES: dict[str, tuple[Callable[[], ReportData], str, str]] = {
     "nothing": (ReportData, "?", NOTHING),
+    "weights alone": (
+        lambda: ReportData(anatomy=Anatomy(head=Head(path="head.weight"))),
+        "?",
+        "nothing found wrong; no norm and no residual stream was found",
+    ),
     "norms alone": (lambda: ReportData(anatomy=Anatomy(norms=(norm("norm"),))), "?", NO_STREAM),
     "undecided": (lambda: read(needs=None, final=None), "?", UNDECIDED),
     "one of two undecided": (both, "✓", "clean"),

@@ -18,7 +18,7 @@ class Table:
         title: its heading.
         caption: the one sentence that says what is to be seen.
         columns: headings; the first column holds places, the others numbers or short words.
-        rows: as text, the most telling first.
+        rows: as text, the most telling first; none where the caption says it all.
     """
 
     title: str
