@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How far the measured numbers lie from the true ones, on SmolLM2-135M in float32.
 
-    python benchmarks/accuracy.py [--tokens 512] [--seeds 20] [--no-write]
+    python benchmarks/accuracy.py [--tokens 512] [--seeds 60] [--no-write]
 
 Sampled attention statistics are held against those of all rows (`exact=True`), for every head and several seeds of the
 sample. Numbers of all rows, and those of the residual stream, are held against float64 computed by definition: from the
@@ -38,9 +38,11 @@ SCALES: dict[str, str | None] = {
 
 
 class Sampled(NamedTuple):
-    """One statistic over heads and seeds: share inside its interval, median half width, and largest error."""
+    """One statistic over heads and seeds: share inside its interval, the same in the head where it is lowest, median
+    half width, and largest error."""
 
     inside: float
+    worst: float
     width: float
     error: float
 
@@ -62,8 +64,9 @@ def sampled(exact: Any, samples: Sequence[Any]) -> dict[str, Sampled]:
         true = heads(exact, name)
         errors = torch.stack([(heads(one, name) - true).abs() for one in samples])
         margins = torch.stack([heads(one, name, margins=True) for one in samples])
-        inside = (errors <= margins).double().mean()
-        found[name] = Sampled(float(inside), float(margins.median()), float(errors.max()))
+        inside = (errors <= margins).double().mean(0)
+        sizes = float(margins.median()), float(errors.max())
+        found[name] = Sampled(float(inside.mean()), float(inside.min()), *sizes)
     return found
 
 
@@ -151,15 +154,17 @@ def misses(found: Figures) -> Iterator[str]:
 
 def section(found: Figures, how: str) -> str:
     """The section of the page."""
-    rows = [f"| {n} | {r.inside:.1%} | {r.width:.2g} | {r.error:.2g} |" for n, r in found.sampled.items()]
+    rows = [
+        f"| {n} | {r.inside:.1%} | {r.worst:.0%} | {r.width:.2g} | {r.error:.2g} |" for n, r in found.sampled.items()
+    ]
     compared = [f"| {name} | {error:.1e} | {found.whole[name]:.1e} |" for name, error in found.same.items()]
     missed = [f"- missed: {text}" for text in misses(found)]
     return "\n".join(
         [
             how,
             "",
-            "| sampled statistic | inside its 99 % interval | median half width | largest error |",
-            "| --- | ---: | ---: | ---: |",
+            "| sampled statistic | inside its 99 % interval | in the worst head | median half width | largest error |",
+            "| --- | ---: | ---: | ---: | ---: |",
             *rows,
             "",
             f"Sampled maximum <= maximum of all rows <= bound: fails {found.wrong} times.",
@@ -183,7 +188,7 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=60)
     parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md alone")
     options = parser.parse_args()
     found = figures(options.tokens, options.seeds)

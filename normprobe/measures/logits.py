@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from normprobe import stats
+from normprobe.measures.intervals import of_mean, of_share
 
 SATURATED = 0.99  # a row whose largest probability is above this
 _NEVER = -1e30  # added to masked logits: float32 drops what they were, a probability of exactly 0, and 0 · _NEVER is 0
 _HUGE = 80.0  # e^80 times all that is weighed beside it: float32 holds it, and what is beside it has no share
 _LOG2_E = 1 / math.log(2)
-_WIDE = 2.576  # standard errors on each side: 99 %
 
 
 class LogitStats(NamedTuple):
@@ -110,7 +110,8 @@ def logit_stats(parts: Sequence[RowStats], share: float = 1.0) -> LogitStats:
 
     Returns:
         One number a head. Rows without a key are left out; rows with one key are left out of entropy and saturation.
-        NaN where nothing is left, and wherever a head has a NaN, masked or not; margins are 0 where `share` is 1.
+        NaN where nothing is left, and wherever a head has a NaN, masked or not. Margins are those of
+        `records.Margins`, 0 where `share` is 1.
     """
     rows = parts[0] if len(parts) == 1 else RowStats(*(torch.cat(each, -1) for each in zip(*parts, strict=True)))
     some, several = rows.seen > 0, rows.seen > 1
@@ -119,14 +120,12 @@ def logit_stats(parts: Sequence[RowStats], share: float = 1.0) -> LogitStats:
     saturated = (whole < 1 / SATURATED).where(~whole.isnan(), math.nan)
     means = [_mean(entropy, several), _mean(saturated, several)]
     means += [_mean(rows.first / whole, some), _mean(rows.sunk / whole, some)]
-    deviation, error = _deviation(rows)
-    errors = (
-        error,
-        _error(entropy, several),
-        *(_most(m, c) for m, c in zip(means[1:], (several, some, some), strict=True)),
-    )
-    wide = _WIDE * math.sqrt(1 - share)
-    margins = [each * wide if wide else torch.zeros_like(each) for each in errors]
+    deviation, apart = _deviation(rows)
+    apart = torch.stack([apart, entropy - means[0][:, None]])
+    halves = [*of_mean(apart, torch.stack([some, several]))]
+    halves += of_share(torch.stack(means[1:]), torch.stack([several, some, some]))
+    left = math.sqrt(1 - share)
+    margins = [each * left if left else torch.zeros_like(each) for each in halves]
     found = _largest(rows.top), _largest(rows.uncapped), deviation, *means, *margins
     return LogitStats(*(tuple(each.tolist()) for each in found))
 
@@ -204,35 +203,21 @@ def _largest(tops: Tensor) -> Tensor:
 
 
 def _deviation(rows: RowStats) -> tuple[Tensor, Tensor]:
-    """Standard deviation of all logits of a head, `seen` in a row, whose sums and squares are below `top`, [H]; and its
-    standard error, from how the rows differ in what they add to the variance."""
+    """Standard deviation of all logits of a head, `seen` in a row, whose sums and squares are below `top`, [H]; and how
+    far rows are apart in what they add to it, [B, H, R]: their mean of 0 errs as much as the deviation."""
     tops, sums, squares, seen = (each.double() for each in (rows.top, rows.sums, rows.squares, rows.seen))
     count = seen.sum((0, 2))
     shift = tops - ((sums + seen * tops).sum((0, 2)) / count)[:, None]
     squares = squares + 2 * shift * sums + seen * shift.square()
     variance = (squares.sum((0, 2)) / count).clamp(min=0)
     deviation, number = variance.sqrt(), (seen > 0).sum((0, 2))
-    error = _error(squares - variance[:, None] * seen, seen > 0) * number / count
-    return deviation, error / (2 * deviation).where(deviation > 0, 1.0)
+    rate = number / count / (2 * deviation).where(deviation > 0, 1.0)
+    return deviation, (squares - variance[:, None] * seen) * rate[:, None]
 
 
 def _mean(rows_BHR: Tensor, chosen: Tensor) -> Tensor:
     """Mean over the chosen rows, a head; NaN where there is none."""
     return rows_BHR.masked_fill(~chosen, 0.0).sum((0, 2)) / chosen.sum((0, 2))
-
-
-def _error(rows_BHR: Tensor, chosen: Tensor) -> Tensor:
-    """Standard error of the mean over the chosen rows, a head; NaN where fewer than two are."""
-    number = chosen.sum((0, 2)).double()
-    apart = (rows_BHR - _mean(rows_BHR, chosen)[:, None]).masked_fill(~chosen, 0.0).double()
-    return (apart.square().sum((0, 2)) / (number - 1) / number).sqrt().where(number > 1, math.nan)
-
-
-def _most(mean_H: Tensor, chosen: Tensor) -> Tensor:
-    """The largest standard error of a mean of numbers in [0, 1], two of either end added; a head."""
-    number = chosen.sum((0, 2)).double()
-    mean = (mean_H.double() * number + 2) / (number + 4)
-    return (mean * (1 - mean) / (number + 4)).sqrt()
 
 
 class Lengths(NamedTuple):

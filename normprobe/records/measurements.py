@@ -130,10 +130,17 @@ class StreamMeasure(Record):
 class Margins(Record):
     """Half widths of 99 % intervals about what a sample of rows tells of all rows; 0 where all rows were taken.
 
-    2.58 standard errors over rows drawn without putting back: by the spread that the rows show (Cochran 1977, sec. 2.3
-    and 6.3), and for `saturated`, `first_token` and `sink`, which a few rows may decide, the most that numbers in
-    [0, 1] of their mean can have, with two of either end added (Agresti & Coull 1998). Rows are drawn one from each
-    stretch of the sequence, which lies nearer (Cochran 1977, sec. 5.6). NaN where fewer than two rows are left.
+    Rows are drawn without putting back, one from each stretch of the sequence, which lies nearer than rows from
+    anywhere (Cochran 1977, sec. 5.6). `std` and `entropy`: Student's quantile times the standard error by the spread
+    that the rows show (sec. 2.8 and, as `std` is of a ratio, 6.3). A few rows far from the others are missed by
+    many samples, which then show too little spread (sec. 2.15), so that the standard error is taken at the upper end of
+    its own 99 % interval, by the kurtosis of the rows (Cramér 1946, sec. 27.4); that it is this end is a choice.
+    `saturated`, `first_token` and `sink`, which a few rows may decide: 2.58 of the largest standard errors that numbers
+    in [0, 1] of their mean can have, with two of either end added (Agresti & Coull 1998).
+
+    NaN where fewer than three rows are left for `std` and `entropy`. How often the intervals hold on a trained model,
+    and in its worst head, is in docs/performance.md: where one row in hundreds holds a third of the spread, no sample
+    without it can tell.
     """
 
     std: float

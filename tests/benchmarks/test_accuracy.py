@@ -46,16 +46,38 @@ def test_errors_are_relative_except_where_a_number_may_be_0() -> None:
     assert accuracy.errors(true, told) == pytest.approx({"rms": 0.1, "mean": 0.1, "std": 0.0, "entropy": 0.01})
 
 
+def attention(numbers: list[float], margin: float = 0.1) -> list[SimpleNamespace]:
+    """One site with a head for each number, which all statistics have."""
+    margins = SimpleNamespace(**dict.fromkeys(accuracy.SAMPLED, margin))
+    return [
+        SimpleNamespace(
+            heads=[SimpleNamespace(margins=margins, **dict.fromkeys(accuracy.SAMPLED, number)) for number in numbers]
+        )
+    ]
+
+
+def test_how_often_intervals_hold_in_all_heads_and_in_the_worst() -> None:
+    samples = [
+        attention([1.0, 2.0]),
+        attention([1.05, 2.3], margin=0.2),
+        attention([0.95, 2.0]),
+        attention([1.0, math.nan]),
+    ]
+    found = accuracy.sampled(attention([1.0, 2.0]), samples)
+    assert found["std"][:3] == pytest.approx((6 / 8, 1 / 2, 0.1))
+    assert list(found) == ["std", "entropy", "saturated", "first_token"]
+
+
 def test_limits_hold_against_nan_too() -> None:
-    found = {"std": Sampled(0.98, 0.1, 0.2), "entropy": Sampled(1.0, 0.1, 0.2)}
+    found = {"std": Sampled(0.98, 0.9, 0.1, 0.2), "entropy": Sampled(1.0, 1.0, 0.1, 0.2)}
     told = list(accuracy.misses(Figures(found, 1, {"a": 1e-6, "b": math.nan}, {})))
     assert told[0] == "std: 98.0% inside the interval"
     assert told[1:] == ["sampled maximum <= maximum <= bound fails 1 times", "b: off by nan"]
 
 
 def test_the_tables() -> None:
-    found = Figures({"std": Sampled(0.995, 0.1, 0.2)}, 0, {"stream rms": 1e-7}, {"stream rms": 2e-6})
+    found = Figures({"std": Sampled(0.995, 0.93, 0.1, 0.2)}, 0, {"stream rms": 1e-7}, {"stream rms": 2e-6})
     text = accuracy.section(found, "How.")
-    assert "| std | 99.5% | 0.1 | 0.2 |" in text
+    assert "| std | 99.5% | 93% | 0.1 | 0.2 |" in text
     assert "| stream rms | 1.0e-07 | 2.0e-06 |" in text
     assert "missed" not in text

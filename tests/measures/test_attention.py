@@ -276,6 +276,16 @@ def test_exact_takes_every_row() -> None:
     assert {m for head in every.measure.heads for m in head.margins.model_dump(exclude_none=True).values()} == {0.0}
 
 
+@pytest.mark.parametrize(("rows", "exact"), [(64, True), (65, False)])
+def test_margins_are_0_where_every_row_fits_into_the_sample(rows: int, exact: bool) -> None:
+    q, k = qk(rows=rows, keys=rows)
+    found = measured(site(4), query=q, key=k, is_causal=True)
+    assert found.basis.exact is exact
+    margins = [m for head in found.heads for m in head.margins.model_dump(exclude_none=True).values()]
+    assert len(margins) == 4 * 4
+    assert all((margin == 0) is exact for margin in margins)
+
+
 def test_what_all_rows_tell_lies_within_the_margins_of_a_sample() -> None:
     """99 % intervals: of 4 · 120 numbers of heads of all kinds, flat and sharp, 468 at least; P < 1e-3."""
     generator = torch.Generator().manual_seed(0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normprobe.measures.logits import LogitStats, lengths, logit_stats, row_stats
+from normprobe.measures.logit_rows import one_of_each
+from normprobe.measures.logits import LogitStats, RowStats, lengths, logit_stats, row_stats
 
 NAN, INF = math.nan, math.inf
 
@@ -161,3 +162,65 @@ def test_logits_far_from_zero_keep_their_standard_deviation() -> None:
     bias = torch.full((30, 200), 300.0)
     got = sampled_logit_stats(q.float(), k.float(), 1.0, mask=bias)
     assert got.std[0] == pytest.approx((q @ k.mT).std(correction=0).item(), rel=1e-4)
+
+
+def drawn(spread: float, tokens: int) -> tuple[LogitStats, list[LogitStats]]:
+    """What all rows tell of 300 heads, and six samples of them; the logarithm of queries' lengths has this spread."""
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 300, tokens, 4, generator=generator)
+    q = q * (spread * torch.randn(1, 300, tokens, 1, generator=generator)).exp()
+    rows = row_stats(q, torch.randn(1, 300, 16, 4, generator=generator), 0.5)
+    samples = [RowStats(*(x[..., one_of_each(tokens, seed)] for x in rows)) for seed in range(6)]
+    return logit_stats([rows]), [logit_stats([some], 64 / tokens) for some in samples]
+
+
+@pytest.mark.parametrize("tokens", [160, 512])
+@pytest.mark.parametrize("spread", [0.0, 0.2, 0.35])
+def test_intervals_hold_for_rows_with_heavy_tails_too_and_are_not_idly_wide(spread: float, tokens: int) -> None:
+    every, samples = drawn(spread, tokens)
+    for name in ("std", "entropy", "saturated", "first_token"):
+        true = torch.tensor(getattr(every, name))
+        off = torch.stack([torch.tensor(getattr(some, name)) for some in samples]) - true
+        margins = torch.stack([torch.tensor(getattr(some, f"{name}_margin")) for some in samples])
+        assert (off.abs() <= margins).double().mean() >= 0.99, name
+        if name in ("std", "entropy"):
+            assert margins.median() < 4.2 * off.square().mean().sqrt(), "2.58 were all known but the mean"
+
+
+@pytest.mark.parametrize(("rows", "student"), [(3, 9.925), (6, 4.032), (11, 3.169), (31, 2.750), (64, 2.656)])
+def test_the_interval_of_a_mean_widens_with_few_rows_and_with_rows_far_off(rows: int, student: float) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    entropy = torch.rand(rows, generator=generator, dtype=torch.float64)
+    entropy[0] += 3
+    seen, one = torch.full((1, 1, rows), 2.0), torch.ones(1, 1, rows)
+    margin = logit_stats(
+        [RowStats(one, one, one, one, 0 * one, entropy[None, None], seen, -one, one)], 0.25
+    ).entropy_margin[0]
+    ratios = entropy / math.log(2)
+    apart = ratios - ratios.mean()
+    kurtosis = apart.pow(4).mean() / apart.square().mean().square()
+    error = ratios.std() / math.sqrt(rows) * (1 + 2.576 * ((kurtosis - 1) / (4 * rows)).sqrt())
+    assert margin == pytest.approx(student * error.item() * math.sqrt(0.75), rel=0.07 if rows == 3 else 0.01)
+
+
+def test_rows_that_are_alike_leave_no_doubt_and_two_rows_leave_it_unknown() -> None:
+    q, k = torch.ones(1, 1, 8, 4), torch.randn(1, 1, 6, 4)
+    alike = logit_stats([row_stats(q, k, 1.0)], 0.5)
+    assert (alike.std_margin[0], alike.entropy_margin[0]) == pytest.approx((0.0, 0.0), abs=1e-6)
+    two = logit_stats([row_stats(q[:, :, :2], k, 1.0)], 0.5)
+    assert math.isnan(two.std_margin[0])
+    assert math.isnan(two.entropy_margin[0])
+    assert math.isfinite(two.saturated_margin[0] + two.first_token_margin[0])
+
+
+def test_the_interval_of_a_share_is_the_widest_with_two_of_either_end_added() -> None:
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(1, 1, 12, 4, generator=generator) for _ in range(2))
+    found = logit_stats([row_stats(20 * q, k, 1.0, torch.ones(12, 12, dtype=torch.bool).tril())], 0.25)
+    assert 0 < found.saturated[0] < 1
+    for mean, margin, rows in (
+        (found.saturated[0], found.saturated_margin[0], 11),  # the first row sees one key
+        (found.first_token[0], found.first_token_margin[0], 12),
+    ):
+        centre = (mean * rows + 2) / (rows + 4)
+        assert margin == pytest.approx(2.576 * math.sqrt(centre * (1 - centre) / (rows + 4) * 0.75), rel=1e-6)
