@@ -26,7 +26,7 @@ from normprobe.measures import tokens
 from normprobe.measures.extra import Subject
 from normprobe.measures.finite import floats
 from normprobe.measures.padding import padding_masks
-from normprobe.measures.stand_ins import stand_ins
+from normprobe.measures.stand_ins import differentiated, stand_ins
 from normprobe.measures.trunk import Trunk
 from normprobe.records import Branch, OpSite, Skipped, Stream
 
@@ -122,6 +122,9 @@ def held(subject: Subject) -> Iterator[Held]:
     """Run the model once with gradients, in eval mode and with stand-ins for its parameters, and hold the graph.
 
     Memory: all activations, until the end of the block. The model is left bit for bit as it was.
+
+    Raises:
+        UndifferentiableError: if the model does not run with gradients.
     """
     everything, padding = subject.anatomy.streams, padding_masks(subject.inputs)
     streams = [stream for stream in everything if None not in {b.feature_axis for b in stream.branches}]
@@ -129,7 +132,7 @@ def held(subject: Subject) -> Iterator[Held]:
     layers, sources = _Layers(), _Sources(subject)
     handlers: dict[OpSite, Handler] = {add.site: add for blocks in seen for block in blocks for add in block.adds}
     with untouched(subject.model), stand_ins(subject.model):
-        with wrapped_forwards(subject.model, layers.around if not streams else _plain):
+        with differentiated("model"), wrapped_forwards(subject.model, layers.around if not streams else _plain):
             watched = watch(subject.model, subject.inputs, handlers, grad=True, place=sources.place)
         target = next((t for t in floats(watched.output) if t.requires_grad and t.numel() and t.dim()), None)
         found = [_chain(stream, blocks, watched) for stream, blocks in zip(streams, seen, strict=True)]

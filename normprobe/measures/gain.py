@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from normprobe.measures.chains import Chain, State, differentiable, held, rms
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.loss import loss_of
+from normprobe.measures.stand_ins import UndifferentiableError, differentiated
 from normprobe.records import Basis, Skipped
 from normprobe.records.extras import ExtraName
 from normprobe.records.gain import BlockGain, ChainGain, Compounded, GainMeasure
@@ -37,18 +38,22 @@ class Gain(Extra):
         why = differentiable(subject.model)
         if why is not None:
             return None, (Skipped(what="gain", why=why),)
-        with held(subject) as seen:
-            skipped = seen.skipped
-            if not seen.chains:
-                return None, (*skipped, Skipped(what="gain", why="no two states of the signal follow from each other"))
-            with torch.enable_grad():
-                value, loss = loss_of(seen.output, subject.inputs, subject.anatomy, subject.loss)
-            try:
-                chains = tuple(_chain(chain, value) for chain in seen.chains)
-            except (RuntimeError, NotImplementedError) as error:
-                why = f"autograd cannot differentiate the loss: {type(error).__name__}: {error}"
-                return None, (*skipped, Skipped(what="gain", why=why))
-        return GainMeasure(loss=loss, streams=chains), skipped
+        try:
+            return _measured(subject)
+        except UndifferentiableError as reason:
+            return None, (Skipped(what="gain", why=str(reason)),)
+
+
+def _measured(subject: Subject) -> tuple[GainMeasure | None, tuple[Skipped, ...]]:
+    with held(subject) as seen:
+        if not seen.chains:
+            why = "no two states of the signal follow from each other"
+            return None, (*seen.skipped, Skipped(what="gain", why=why))
+        with torch.enable_grad():
+            value, loss = loss_of(seen.output, subject.inputs, subject.anatomy, subject.loss)
+        with differentiated("loss"):
+            chains = tuple(_chain(chain, value) for chain in seen.chains)
+    return GainMeasure(loss=loss, streams=chains), seen.skipped
 
 
 def _chain(chain: Chain, value: Tensor) -> ChainGain:

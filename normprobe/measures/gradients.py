@@ -18,7 +18,7 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.loss import LossFunction, loss_of
 from normprobe.measures.origin import first_broken_gradient
-from normprobe.measures.stand_ins import stand_ins
+from normprobe.measures.stand_ins import UndifferentiableError, differentiated, stand_ins
 from normprobe.records import (
     Anatomy,
     Basis,
@@ -70,15 +70,16 @@ def measure_gradients(
     if not any(p.is_floating_point() for p in model.parameters()):
         return None, (Skipped(what="gradients", why="the model has no floating point parameters"),)
     sites = {branch.add: _Edge() for stream in anatomy.streams for branch in stream.branches}
-    with untouched(model), stand_ins(model) as leaves:
-        watched = watch(model, inputs, sites, grad=True)
-        with torch.enable_grad():
-            value, name = loss_of(watched.output, inputs, anatomy, loss)
-        try:
-            gradients = _differentiate(value, anatomy, leaves, sites)
-        except (RuntimeError, NotImplementedError) as error:
-            why = f"autograd cannot differentiate the loss: {type(error).__name__}: {error}"
-            return None, (Skipped(what="gradients", why=why),)
+    try:
+        with untouched(model), stand_ins(model) as leaves:
+            with differentiated("model"):
+                watched = watch(model, inputs, sites, grad=True)
+            with torch.enable_grad():
+                value, name = loss_of(watched.output, inputs, anatomy, loss)
+            with differentiated("loss"):
+                gradients = _differentiate(value, anatomy, leaves, sites)
+    except UndifferentiableError as reason:
+        return None, (Skipped(what="gradients", why=str(reason)),)
     branches = tuple(_branches(anatomy.streams, gradients, lr))
     measure = _measure(value.detach(), name, branches, anatomy.streams)
     longest = max(anatomy.streams, key=lambda stream: stream.depth, default=None)
@@ -199,13 +200,14 @@ def _branches(streams: Sequence[Stream], gradients: _Gradients, lr: float | None
 def _measure(
     value: Tensor, name: str, branches: tuple[BranchGradient, ...], streams: Sequence[Stream]
 ) -> GradientMeasure:
-    longest = max(streams, key=lambda stream: stream.depth).name if streams else ""
+    longest = max(streams, key=lambda stream: stream.depth).name if streams else None
     norms = [b.parameter_norm for b in branches if b.stream == longest and b.parameters]
     return GradientMeasure(
         loss=name,
         value=float(value),
         basis=Basis(unit="loss / parameter", dtype=str(value.dtype), count=sum(b.parameters for b in branches)),
         branches=branches,
+        stream=longest,
         last_to_first=norms[-1] / norms[0] if norms and norms[0] else math.nan,
         slope=_slope(norms),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normprobe.measures.chains import Chain, Held, State, depends, differentiable, held
 from normprobe.measures.extra import Extra, Subject
+from normprobe.measures.stand_ins import UndifferentiableError, differentiated
 from normprobe.records import Basis, Skipped
 from normprobe.records.extras import ExtraName
 from normprobe.records.jacobian import BlockJacobian, ChainJacobian, JacobianMeasure, MeanSquare
@@ -38,18 +39,21 @@ class Jacobian(Extra):
         why = differentiable(subject.model)
         if why is not None:
             return None, (Skipped(what="jacobian", why=why),)
-        with held(subject) as seen:
-            probes = _Probes(subject, sum(len(chain.steps) for chain in seen.chains))
-            try:
-                streams = tuple(_chain(chain, probes) for chain in seen.chains)
-                output = tuple(_output(seen, probes))
-            except (RuntimeError, NotImplementedError) as error:
-                why = f"autograd cannot differentiate the model: {type(error).__name__}: {error}"
-                return None, (*seen.skipped, Skipped(what="jacobian", why=why))
-        if not streams and not output:
-            none = Skipped(what="jacobian", why="no two states of the signal follow from each other")
-            return None, (*seen.skipped, none)
-        return JacobianMeasure(probes=PROBES, mode="reverse", streams=streams, output=output), seen.skipped
+        try:
+            return _measured(subject)
+        except UndifferentiableError as reason:
+            return None, (Skipped(what="jacobian", why=str(reason)),)
+
+
+def _measured(subject: Subject) -> tuple[JacobianMeasure | None, tuple[Skipped, ...]]:
+    with held(subject) as seen, differentiated("model"):
+        probes = _Probes(subject, sum(len(chain.steps) for chain in seen.chains))
+        streams = tuple(_chain(chain, probes) for chain in seen.chains)
+        output = tuple(_output(seen, probes))
+    if not streams and not output:
+        none = Skipped(what="jacobian", why="no two states of the signal follow from each other")
+        return None, (*seen.skipped, none)
+    return JacobianMeasure(probes=PROBES, mode="reverse", streams=streams, output=output), seen.skipped
 
 
 class _Probes:

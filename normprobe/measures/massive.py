@@ -19,15 +19,17 @@ _SAMPLE = 2**12  # entries behind the median |x|: within 4 % of that of many ind
 
 
 class Entry(NamedTuple):
-    """One entry: its channel, the flat index of its token, its value, and |value| over the median |x|."""
+    """One entry: its channel, the flat index of its token, its value, |value| over the median |x|, and its share of the
+    squared norm of its token."""
 
     channel: int
     token: int
     value: float
     ratio: float
+    share: float
 
 
-def find(x_BSC: Tensor, peaks_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]:
+def find(x_BSC: Tensor, peaks_N: Tensor, norms_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]:
     """The entries of one state of the stream with |x| > `RATIO` · median |x|, largest first.
 
     Sun et al. 2024 (Massive Activations in Large Language Models, sec. 2) speak of |x| > 100 and about 1,000
@@ -37,6 +39,7 @@ def find(x_BSC: Tensor, peaks_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]
     Args:
         x_BSC: the state.
         peaks_N: the largest |x| of every token; 0 for tokens that do not count.
+        norms_N: the L2 norm of every token.
         sample_RC: some of its tokens, whose median |x| stands for that of all.
 
     Returns:
@@ -61,7 +64,8 @@ def find(x_BSC: Tensor, peaks_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]
     found = []
     for at, value in zip(places.tolist(), entries[places].tolist(), strict=True):
         place, channel = divmod(at, x_BSC.shape[-1])
-        found.append(Entry(channel, tokens[place], value, abs(value) / median))
+        share = (value / float(norms_N[tokens[place]])) ** 2
+        found.append(Entry(channel, tokens[place], value, abs(value) / median, share))
     return tuple(found)
 
 
@@ -78,12 +82,13 @@ def merge(states: Sequence[Sequence[Entry]], position: Callable[[int], int]) -> 
             key = entry.channel, position(entry.token)
             known = joined.get(key)
             larger = known is None or abs(entry.value) > abs(known.value)
-            kept = (entry.value, entry.ratio) if larger or known is None else (known.value, known.ratio)
+            kept = entry if larger or known is None else known
             joined[key] = MassiveActivation(
                 channel=key[0],
                 position=key[1],
-                value=kept[0],
-                ratio=kept[1],
+                value=kept.value,
+                ratio=kept.ratio,
+                share=kept.share,
                 first=index if known is None else known.first,
                 last=index,
             )

@@ -14,7 +14,7 @@ from normprobe.capture.watch import watch
 from normprobe.measures.chains import differentiable
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.loss import loss_of
-from normprobe.measures.stand_ins import stand_ins
+from normprobe.measures.stand_ins import UndifferentiableError, differentiated, stand_ins
 from normprobe.records import Basis, Skipped
 from normprobe.records.extras import ExtraName
 from normprobe.records.smoothness import GradientStep, SmoothnessMeasure
@@ -44,9 +44,8 @@ class Smoothness(Extra):
             return None, (Skipped(what="smoothness", why=why),)
         try:
             return _measured(subject)
-        except (RuntimeError, NotImplementedError) as error:
-            why = f"autograd cannot differentiate the loss: {type(error).__name__}: {error}"
-            return None, (Skipped(what="smoothness", why=why),)
+        except UndifferentiableError as reason:
+            return None, (Skipped(what="smoothness", why=str(reason)),)
 
 
 class _Point(NamedTuple):
@@ -124,11 +123,13 @@ def _point(subject: Subject, moved: Mapping[Tensor, Tensor]) -> _Point:
     """Loss and gradient with some parameters moved; the gradient by the model's own parameters."""
     owners = dict(subject.model.named_parameters(remove_duplicate=False))
     with untouched(subject.model), stand_ins(subject.model, moved) as leaves:
-        watched = watch(subject.model, subject.inputs, {}, grad=True)
+        with differentiated("model"):
+            watched = watch(subject.model, subject.inputs, {}, grad=True)
         with torch.enable_grad():
             value, name = loss_of(watched.output, subject.inputs, subject.anatomy, subject.loss)
         ways = {owners[n]: leaf for n, leaf in leaves.items() if leaf is not owners[n]}
-        found = torch.autograd.grad([value], list(ways.values()), allow_unused=True)
+        with differentiated("loss"):
+            found = torch.autograd.grad([value], list(ways.values()), allow_unused=True)
     pairs = zip(ways, found, strict=True)
     dense: dict[Tensor, Tensor] = {}
     for parameter, gradient in pairs:

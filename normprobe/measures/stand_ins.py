@@ -8,6 +8,23 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 
+class UndifferentiableError(Exception):
+    """No gradient can be taken; the text is the reason, as a skip gives it."""
+
+
+@contextmanager
+def differentiated(what: str) -> Iterator[None]:
+    """Around a forward that is recorded by autograd, or a backward: what autograd or a kernel refuses is a reason.
+
+    Raises:
+        UndifferentiableError: in the place of a RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise UndifferentiableError(f"autograd cannot differentiate the {what}: {error}") from error
+
+
 @contextmanager
 def stand_ins(model: nn.Module, values: Mapping[Tensor, Tensor] | None = None) -> Iterator[dict[str, Tensor]]:
     """Put a fresh leaf with a gradient in the place of every floating point parameter, under all its names.

@@ -130,7 +130,7 @@ class WriteHandler(Handler):
             tokens=len(tokens.first) + len(tokens.rest),
             abs_max=float(tops[top]),
             channel=int(row(x_BSC, top).abs().argmax()),
-            massive=massive.find(x_BSC, tops, sampled),
+            massive=massive.find(x_BSC, tops, norms_N, sampled),
         )
         self.shared.later(partial(self._finish, now, norms_N, tokens, sampled, rest, self._sides, self._operands))
 

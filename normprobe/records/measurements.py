@@ -83,13 +83,15 @@ class StreamState(Record):
 class MassiveActivation(Record):
     """A few entries of the stream that are far larger than its median (Sun et al. 2024).
 
-    `first` and `last` index `StreamMeasure.states`; `ratio` is |max| over the median |x| of the same state.
+    `first` and `last` index `StreamMeasure.states`; `value` is the largest of these, `ratio` its size over the median
+    |x| of the same state, `share` its square over the squared norm of its token there.
     """
 
     channel: int
     position: int
     value: float
     ratio: float
+    share: float
     first: int
     last: int
 
@@ -244,16 +246,22 @@ class BranchGradient(Record):
 
 
 class GradientMeasure(Record):
-    """Gradients of `loss` by depth. `last_to_first` is the ratio of parameter norms of the last to the first branch.
+    """Gradients of `loss` by depth.
 
-    `expected` is the closed form for the placement of the stream that `slope` is of; None where there is none. `lr` is
-    the learning rate that was given. `first_non_finite` is looked for where a gradient is not finite.
+    Attributes:
+        stream: the stream with most branches, which the next three are of; None where there is none.
+        last_to_first: ratio of the parameter norms of its last to its first branch.
+        slope: of ln norm by index of the branch.
+        expected: the closed form of the slope for its placement; None where there is none.
+        lr: the learning rate that was given.
+        first_non_finite: looked for where a gradient is not finite.
     """
 
     loss: str
     value: float
     basis: Basis
     branches: tuple[BranchGradient, ...]
+    stream: str | None = None
     last_to_first: float
     slope: float
     expected: GradientLaw | None = None

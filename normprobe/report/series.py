@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from normprobe.records import (
     AttentionMeasure,
-    Basis,
     GradientMeasure,
     HeadLogits,
-    MassiveActivation,
     Measurements,
     ReportData,
     StreamMeasure,
 )
+from normprobe.report.captions import Facts, largest, spread, stream_captions
 from normprobe.report.overview import owner
 from normprobe.report.streams import stream_title
-from normprobe.report.wording import number, plural
-
-Facts: TypeAlias = tuple[str, ...]
-_MOST_MASSIVE = 3
+from normprobe.report.wording import number, place, plural
 
 
 @dataclass(frozen=True)
@@ -69,19 +65,6 @@ def charts(data: ReportData) -> list[Chart]:
     return [chart for chart in built if chart.series]
 
 
-def basis_facts(basis: Basis) -> Facts:
-    """What the numbers stand on: `n = 512`, `float32`, and that they are a sample where they are."""
-    return f"n = {basis.count}", basis.dtype + ("" if basis.exact else ", sampled")
-
-
-def largest(values: Sequence[float]) -> int:
-    """Index of the largest value; the first that is not finite counts as larger than all."""
-    for index, value in enumerate(values):
-        if not math.isfinite(value):
-            return index
-    return max(range(len(values)), key=lambda index: values[index])
-
-
 def _residual(data: ReportData) -> Chart:
     series = tuple(_stream(data, one) for one in data.measurements.residual if one.states)
     caption = "median token RMS after each write, log scale"
@@ -102,44 +85,8 @@ def _stream(data: ReportData, measure: StreamMeasure) -> Series:
         reference_label="√L reference",
         companion=tuple(state.abs_max for state in measure.states),
         companion_label="largest |x|",
-        captions=(_growth(measure), *_massive(measure.massive)),
+        captions=stream_captions(measure),
     )
-
-
-def _growth(measure: StreamMeasure) -> Facts:
-    growth = measure.growth
-    peak = largest([state.abs_max for state in measure.states])
-    stands_on = (
-        f"entry {number(measure.entry_rms)}",
-        f"largest |x| {number(measure.states[peak].abs_max)} after write {peak + 1}",
-        *basis_facts(measure.basis),
-    )
-    broken = [state.path for state in measure.states if not state.finite]
-    if broken:
-        return (
-            f"NOT FINITE after {plural(len(broken), 'write')}, first at {broken[0]}",
-            "no exponent",
-            *stands_on,
-        )
-    if math.isnan(growth.exponent):
-        return "no exponent: it needs four writes with finite values", *stands_on
-    low, high = growth.interval
-    exponent = f"exponent {growth.exponent:.2f} (95 %: {low:.2f} to {high:.2f}; √L has 0.5)"
-    fit = () if math.isnan(growth.r_squared) else (f"R² {growth.r_squared:.2f}",)
-    return exponent, *fit, *stands_on
-
-
-def _massive(found: Sequence[MassiveActivation]) -> Iterator[Facts]:
-    """The largest ones in a line each, the others counted."""
-    for one in sorted(found, key=lambda one: -abs(one.value))[:_MOST_MASSIVE]:
-        last = f"–{one.last + 1}" if one.last != one.first else ""
-        yield (
-            f"massive: {number(one.value)} in channel {one.channel}, position {one.position}, "
-            f"{'writes' if last else 'write'} {one.first + 1}{last}",
-            f"{number(one.ratio)} × the median",
-        )
-    if len(found) > _MOST_MASSIVE:
-        yield (f"and {plural(len(found) - _MOST_MASSIVE, 'more massive activation')}",)
 
 
 def _attention(data: ReportData) -> Chart:
@@ -165,7 +112,7 @@ def _logits(label: str, sites: Sequence[AttentionMeasure]) -> Series:
         log=False,
         captions=(
             (
-                f"peak {number(values[peak])} at {sites[peak].path} head {tops[peak].head}",
+                f"peak {number(values[peak])} at {place(sites[peak].path)} head {tops[peak].head}",
                 _rows(sites[peak]),
                 f"bound {number(bound)}",
             ),
@@ -186,8 +133,27 @@ def _heads(heads: Sequence[HeadLogits]) -> Facts:
     return (
         f"over {plural(len(heads), 'head')}: entropy / ln(keys) {_over_keys(heads, 'entropy')}",
         f"saturated rows {_over_keys(heads, 'saturated')}",
-        f"weight on the first key {_spread([h.first_token for h in heads])}",
+        f"weight on the first key {spread([h.first_token for h in heads])}",
+        *_known("weight on sinks", [h.sink for h in heads]),
+        f"standard deviation {spread([h.std for h in heads])}",
+        *_known("RMS of q", [h.q_rms for h in heads]),
+        *_known("RMS of k", [h.k_rms for h in heads]),
+        *_known("largest before the soft cap", [_uncapped(heads)]),
     )
+
+
+def _known(label: str, values: Sequence[float | None]) -> Iterator[str]:
+    """A spread of those values that were seen, if any was."""
+    known = [value for value in values if value is not None]
+    if known:
+        yield f"{label} {spread(known)}"
+
+
+def _uncapped(heads: Sequence[HeadLogits]) -> float | None:
+    """The largest logit before a soft cap; None where no cap changes one."""
+    judged = [h for h in heads if h.uncapped_max != h.sampled_max and not math.isnan(h.sampled_max)]
+    known = [h.uncapped_max for h in judged if h.uncapped_max is not None]
+    return known[largest(known)] if known else None
 
 
 def _over_keys(heads: Sequence[HeadLogits], field: Literal["entropy", "saturated"]) -> str:
@@ -201,14 +167,7 @@ def _over_keys(heads: Sequence[HeadLogits], field: Literal["entropy", "saturated
         else:
             known.append(value)
     said = f"{f'{undefined} ' if known else ''}undefined (one key)" if undefined else ""
-    return ", ".join(filter(None, (_spread(known), said)))
-
-
-def _spread(values: Sequence[float]) -> str:
-    finite = [value for value in values if math.isfinite(value)]
-    broken = len(values) - len(finite)
-    ends = dict.fromkeys(number(end) for end in (min(finite), max(finite))) if finite else []
-    return ", ".join(filter(None, (" to ".join(ends), f"{broken} not finite" if broken else "")))
+    return ", ".join(filter(None, (spread(known), said)))
 
 
 def _gradients(data: ReportData) -> Chart:
@@ -217,26 +176,29 @@ def _gradients(data: ReportData) -> Chart:
     if gradients is None:
         return Chart("Gradients", caption, ())
     names = dict.fromkeys(branch.stream for branch in gradients.branches)
-    summary = (
-        f"loss {number(gradients.value)} ({gradients.loss})",
-        f"last to first branch ×{number(gradients.last_to_first)}",
-        f"slope {number(gradients.slope)} a branch",
-        *_beside(gradients),
+    first = next(iter(names), None)
+    loss = f"loss {number(gradients.value)} ({gradients.loss})"
+    series = (
+        _gradient(data, name, ((*((loss,) if name == first else ()), *_beside(gradients, name)),)) for name in names
     )
-    return Chart("Gradients", caption, tuple(_gradient(data, name, (summary,)) for name in names))
+    return Chart("Gradients", caption, tuple(series))
 
 
-def _beside(gradients: GradientMeasure) -> Iterator[str]:
-    """The closed form for the slope, and steps beside weights, where there are any."""
-    if gradients.expected is not None:
-        yield f"closed form at init {number(gradients.expected.slope)}"
+def _beside(gradients: GradientMeasure, stream: str) -> Iterator[str]:
+    """Ratio and slope of the stream that they are of, with the closed form, and steps beside weights."""
+    if stream == gradients.stream:
+        yield f"last to first branch ×{number(gradients.last_to_first)}"
+        yield f"slope of ln {number(gradients.slope)} a branch"
+        if gradients.expected is not None:
+            yield f"closed form at init {number(gradients.expected.slope)}"
+    branches = [branch for branch in gradients.branches if branch.stream == stream]
     for name, ratios in (
-        ("gradient descent", [b.update_ratio for b in gradients.branches]),
-        ("Adam's first step", [b.adam_ratio for b in gradients.branches]),
+        ("gradient descent", [branch.update_ratio for branch in branches]),
+        ("Adam's first step", [branch.adam_ratio for branch in branches]),
     ):
         known = [ratio for ratio in ratios if ratio is not None]
         if known and gradients.lr is not None:
-            yield f"update / weight at lr {number(gradients.lr)}, {name}: {_spread(known)}"
+            yield f"update / weight at lr {number(gradients.lr)}, {name}: {spread(known)}"
 
 
 def _gradient(data: ReportData, stream: str, captions: tuple[Facts, ...]) -> Series:

@@ -68,6 +68,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def place(path: str) -> str:
+    """A module path as a reader knows it; the root has none of its own."""
+    return "the model itself" if path == "." else path
+
+
 def span(values: Iterable[float]) -> str:
     """`0.6–0.707`, one number where all are the same."""
     known = list(values)

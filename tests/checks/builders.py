@@ -158,7 +158,7 @@ def logits(
 
 def massive(ratio: float, channel: int = 5, position: int = 0) -> MassiveActivation:
     """One entry, at the first token unless told otherwise."""
-    return MassiveActivation(channel=channel, position=position, value=-800.0, ratio=ratio, first=0, last=1)
+    return MassiveActivation(channel=channel, position=position, value=-800.0, ratio=ratio, share=0.9, first=0, last=1)
 
 
 def gradients(norm_: float = 1.0, value: float = 2.0) -> GradientMeasure:

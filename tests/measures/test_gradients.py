@@ -284,7 +284,32 @@ def test_an_operation_without_derivative_is_a_skip_with_the_error() -> None:
     model, x = Model(), torch.randn(1, 4, 8)
     found, (skip,) = measure_gradients(model, x, anatomy_of(model, x))
     assert found is None
-    assert "planted: no derivative" in skip.why
+    assert skip.why == "autograd cannot differentiate the loss: planted: no derivative"
+    measures = "gain", "jacobian", "smoothness"
+    reasons = {one.what: one.why for one in probe(model, x, measures=measures).skipped}
+    assert all("planted: no derivative" in reasons[measure] for measure in measures)
+
+
+class Refuses(nn.Module):
+    """A kernel that runs only where no gradient is asked for, as some do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = Chain([1.0] * 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.chain(x)
+        if x.requires_grad:
+            raise NotImplementedError("planted: no backward here")
+        return x
+
+
+def test_a_forward_that_refuses_gradients_is_a_skip_of_each_measure_that_needs_them() -> None:
+    report = probe(Refuses(), torch.randn(1, 4, 8), level="backward", measures=("gain", "jacobian", "smoothness"))
+    assert report.residual
+    reasons = {one.what: one.why for one in report.skipped}
+    for measure in ("gradients", "gain", "jacobian", "smoothness"):
+        assert reasons[measure] == "autograd cannot differentiate the model: planted: no backward here"
 
 
 def test_there_is_nothing_to_differentiate_on_meta() -> None:

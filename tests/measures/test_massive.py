@@ -17,7 +17,7 @@ def state(*planted: tuple[int, int, float], shape: tuple[int, int, int] = (2, 40
 
 
 def found(x: Tensor) -> tuple:
-    return find(x, x.abs().amax(-1).flatten(), x.flatten(0, 1))
+    return find(x, x.abs().amax(-1).flatten(), x.norm(dim=-1).flatten(), x.flatten(0, 1))
 
 
 def test_a_normal_state_has_none() -> None:
@@ -32,6 +32,9 @@ def test_planted_entries_are_found_with_their_place_and_ratio_largest_first() ->
     assert (first.channel, first.token, first.value) == (9, 41, -2000.0)
     assert (second.channel, second.token, second.value) == (7, 0, 300.0)
     assert first.ratio == pytest.approx(2000 / median, rel=0.05)
+    for entry in (first, second):
+        token = x.double().flatten(0, 1)[entry.token]
+        assert entry.share == pytest.approx(float(token[entry.channel] ** 2 / token.square().sum()), rel=1e-6)
 
 
 def test_the_ratio_has_no_unit() -> None:
@@ -50,7 +53,7 @@ def test_what_is_less_than_a_hundred_times_the_median_does_not_count() -> None:
 def test_a_channels_first_state_is_read_in_its_order() -> None:
     x = state((41, 9, -2000.0))
     mapped = x.mT.contiguous().mT
-    assert found(mapped) == found(x)
+    assert [entry[:4] for entry in found(mapped)] == [entry[:4] for entry in found(x)]
 
 
 def test_many_large_entries_are_not_a_few() -> None:
@@ -77,7 +80,7 @@ def test_states_merge_by_channel_and_position() -> None:
         (7, 0, 900.0, 1, 3),
         (9, 1, 500.0, 1, 3),
     ]
-    assert merged[0].ratio == b[0].ratio
+    assert (merged[0].ratio, merged[0].share) == (b[0].ratio, b[0].share)
 
 
 def test_no_more_than_the_largest_are_kept() -> None:

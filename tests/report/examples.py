@@ -31,7 +31,7 @@ def clean() -> ReportData:
     sites = tuple(site(f"model.layers.{block}.self_attn") for block in range(30))
     rms = [0.131 * (write + 1) ** 0.83 * (1 + 0.1 * math.sin(write)) for write in range(60)]
     peaks = [0.9 + 0.1 * write if write < 5 else 1220.0 + write for write in range(60)]
-    massive = MassiveActivation(channel=45, position=0, value=1274.0, ratio=3950.0, first=5, last=59)
+    massive = MassiveActivation(channel=45, position=0, value=1274.0, ratio=3950.0, share=0.98, first=5, last=59)
     return ReportData(
         target=Target(
             name="HuggingFaceTB/SmolLM2-135M",

@@ -26,15 +26,16 @@ def text_of(model: nn.Module, measure: str) -> str:
 
 def test_gain(plain: nn.Module) -> None:
     text = text_of(plain, "gain")
-    assert "## Gain of ." in text
-    assert "forward 1.5^2 = 2.25; backward 1.5^2 = 2.25" in text
+    assert "## Gain of the model itself" in text
+    both = "×2.25 over 2 layers, ×1.5 each on average"
+    assert f"forward {both}; backward {both}" in text
     assert "| `1` | 1.5 | 1.5 |" in text
 
 
 def test_jacobian(plain: nn.Module) -> None:
     text = text_of(plain, "jacobian")
     assert "| `input to output` | 5.06 |" in text
-    assert "| `., all blocks` | 5.06 |" in text
+    assert "| `the model itself, all layers` | 5.06 |" in text
     assert "| `0` | 2.25 |" in text
 
 

@@ -229,7 +229,7 @@ def test_skips_with_one_reason_share_a_line() -> None:
 
 def test_the_largest_massive_activations_are_shown_and_the_others_counted() -> None:
     found = [
-        MassiveActivation(channel=c, position=0, value=v, ratio=500.0, first=0, last=c)
+        MassiveActivation(channel=c, position=0, value=v, ratio=500.0, share=0.5, first=0, last=c)
         for c, v in enumerate((10.0, -900.0, 30.0, 20.0, 800.0))
     ]
     data = examples.clean()
@@ -237,7 +237,8 @@ def test_the_largest_massive_activations_are_shown_and_the_others_counted() -> N
     measurements = data.measurements.model_copy(update={"residual": (residual,)})
     captions = charts(data.model_copy(update={"measurements": measurements}))[0].series[0].captions
     assert "largest |x| 1279 after write 60" in captions[0]
-    assert [caption[0] for caption in captions[1:]] == [
+    assert captions[4][1:] == ("500 × the median", "50% of its token's squared norm")
+    assert [caption[0] for caption in captions[4:]] == [
         "massive: -900 in channel 1, position 0, writes 1–2",
         "massive: 800 in channel 4, position 0, writes 1–5",
         "massive: 30 in channel 2, position 0, writes 1–3",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from normprobe.records import Measurements
 from normprobe.records.jacobian import MeanSquare
 from normprobe.report.tables.table import Table
-from normprobe.report.wording import number
+from normprobe.report.wording import number, place
 
 
 def make(measured: Measurements) -> Iterator[Table]:
@@ -17,8 +17,9 @@ def make(measured: Measurements) -> Iterator[Table]:
         return
     rows = [_row(f"{square.start} to {square.end}", square) for square in found.output]
     for chain in found.streams:
-        rows.append(_row(f"{chain.stream}, all blocks", chain.whole))
-        rows += [_row(one.block, one.square) for one in chain.blocks]
+        steps = "layers" if chain.stream == "." else "blocks"
+        rows.append(_row(f"{place(chain.stream)}, all {steps}", chain.whole))
+        rows += [_row(place(one.block), one.square) for one in chain.blocks]
     caption = f"mean squared singular value, 1 keeps lengths; {found.probes} random probes"
     yield Table("Jacobians", caption, ("from input to output of", "mean σ²", "± standard error"), tuple(rows))
 
