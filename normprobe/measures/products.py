@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normprobe import stats
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.extra import Extra, Subject
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
@@ -29,7 +30,12 @@ class Products(Extra):
         handlers = {site: handler for site, handler in product_handlers(subject.model, subject.anatomy)}
         if not handlers:
             return None, (Skipped(what=self.name, why="the model has no product with a weight"),)
-        watched = watch(subject.model, subject.inputs, {site.site: handler for site, handler in handlers.items()})
+        watched = watch(
+            subject.model,
+            subject.inputs,
+            {site.site: handler for site, handler in handlers.items()},
+            everywhere=subject.everywhere,
+        )
         found = tuple(product for site, handler in handlers.items() if (product := handler.product(site)) is not None)
         seen = {product.parameter for product in found}
         skipped = tuple(_skip(site, watched) for site in handlers if site.parameter not in seen)
@@ -46,25 +52,35 @@ def _skip(site: WeightSite, watched: Watched) -> Skipped:
 
 
 class ProductHandler(Handler):
-    """Keeps E[y²] / E[x²] of one product or convolution.
+    """Keeps E[y²] / E[x²] of one product or convolution, y without what the operation adds to the product.
 
     Over every entry, or where there are more than 2^14 over slices of all axes but that of the features, evenly
-    spaced; biases and padding are included.
+    spaced; the padding of convolutions is included. Biases are not: whether the operation adds one depends on the
+    layout of its input.
     """
 
     def __init__(self, site: WeightSite, weight: Tensor) -> None:
         self._features = 1 if site.kind == "conv" else -1
         self._weight = _span(weight)
+        self._added: Tensor | None = None
         self._ratio: Tensor | None = None
         self._basis: Basis | None = None
 
+    def before(self, arguments: Mapping[str, Any]) -> None:
+        """Keep what will be added; a sum in place writes over it."""
+        operands = _operands(arguments)
+        if operands[0] in ("mat1", "batch1"):
+            self._added = arguments["self"] * arguments.get("beta", 1)
+        elif (bias := arguments.get("bias")) is not None:
+            self._added = bias.reshape(-1, *[1] * (arguments["weight"].dim() - 2))
+
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Take both mean squares; they stay on the device of the model."""
-        names = next(names for names in _OPERANDS if names[0] in arguments and names[1] in arguments)
-        first, second = (arguments[name] for name in names)
+        first, second = (arguments[name] for name in _operands(arguments))
         signal = second if first.data_ptr() in self._weight else first
-        some = self._some(output)
-        self._ratio = _mean_square(some) / _mean_square(self._some(signal))
+        some, added, self._added = self._some(output), self._added, None
+        product = some if added is None else stats.widen(some) - self._some(added.expand_as(output))
+        self._ratio = _mean_square(product) / _mean_square(self._some(signal))
         dtype = str(output.dtype).removeprefix("torch.")
         self._basis = Basis(unit="1", dtype=dtype, count=some.numel(), exact=some.numel() == output.numel())
 
@@ -86,6 +102,11 @@ class ProductHandler(Handler):
                 break
             some = some[(slice(None),) * axis + (slice(None, None, step),)]
         return some
+
+
+def _operands(arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """The names of the two factors."""
+    return next(names for names in _OPERANDS if names[0] in arguments and names[1] in arguments)
 
 
 def _span(weight: Tensor) -> range:

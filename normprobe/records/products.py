@@ -12,7 +12,7 @@ class ProductGain(Record):
 
     Attributes:
         parameter, roles: as in `Anatomy.weights`.
-        gain: E[y²] / E[x²], x what goes in and y what comes out, biases and padding included.
+        gain: E[y²] / E[x²], x what goes in and y the product, without a bias; the padding of convolutions is included.
         basis: the entries of y behind it.
     """
 

@@ -43,18 +43,46 @@ def test_second_moment_gain_of_kaiming_and_of_one_over_fan_in() -> None:
             assert product.gain == pytest.approx(variance, rel=0.15)
 
 
-def test_second_moment_gain_is_that_of_the_tensors() -> None:
+def test_second_moment_gain_is_that_of_the_tensors_without_their_biases() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
+        model[0].bias.fill_(3.0)
         y = model[0](x)
         z = model[2](y.flatten(1))
+        conv_square, linear_square = (
+            (t.double() - layer.bias.view(shape)).square().mean()
+            for t, layer, shape in ((y, model[0], (-1, 1, 1)), (z, model[2], (-1,)))
+        )
     conv, linear = products_of(model, x).products
-    squares = [float(t.double().square().mean()) for t in (x, y, z)]
-    assert conv.gain == pytest.approx(squares[1] / squares[0], rel=1e-5)
-    assert linear.gain == pytest.approx(squares[2] / squares[1], rel=1e-5)
+    assert conv.gain == pytest.approx(float(conv_square / x.double().square().mean()), rel=1e-5)
+    assert linear.gain == pytest.approx(float(linear_square / y.double().square().mean()), rel=1e-5)
     assert conv.basis.exact
     assert conv.basis.count == 2 * 8 * 36
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "scaled", "many"])
+def test_the_gain_is_the_same_in_every_layout(layout: str) -> None:
+    """torch adds the bias in the product itself or after it, as the layout of the input has it."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 12)
+            nn.init.orthogonal_(self.layer.weight, 1.5)
+            nn.init.constant_(self.layer.bias, 4.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if layout == "transposed":
+                return self.layer(x.transpose(0, 1).contiguous().transpose(0, 1))
+            if layout == "scaled":
+                return torch.addmm(self.layer.bias, x.flatten(0, 1), self.layer.weight.T, beta=-2.0)
+            return self.layer(x.repeat(1, 8, 1) if layout == "many" else x)
+
+    torch.manual_seed(0)
+    (product,) = products_of(Head(), torch.randn(8, 40, 16)).products
+    assert product.gain == pytest.approx(1.5**2, rel=0.05)
+    assert product.basis.exact is (layout != "many")
 
 
 def test_a_zero_input_is_said_and_a_model_without_products_too() -> None:

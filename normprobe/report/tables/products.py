@@ -18,7 +18,9 @@ def make(measured: Measurements) -> Iterator[Table]:
         return
     ordered = sorted(found.products, key=_distance, reverse=True)
     rows = tuple((one.parameter, ", ".join(one.roles), number(one.gain)) for one in ordered)
-    caption = f"second moment of the output over that of the input; geometric mean {number(found.overall)}"
+    caption = (
+        f"second moment of the product, without bias, over that of the input; geometric mean {number(found.overall)}"
+    )
     yield Table("Gain of products", caption, ("weight", "role", "E[y²]/E[x²]"), rows)
 
 
