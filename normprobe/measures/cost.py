@@ -24,6 +24,7 @@ from normprobe.records.cost import CostMeasure, NormCost
 from normprobe.records.extras import ExtraName
 
 _TIMED = 5  # forwards behind each median, after one that is not timed
+_UNCUT = "only token ids are cut to one token: tables [batch, tokens], all inputs of one size"
 _ALLOCATING = ("empty", "new_empty")
 
 
@@ -34,7 +35,8 @@ class Cost(Extra):
 
     def measure(self, subject: Subject) -> tuple[CostMeasure | None, tuple[Skipped, ...]]:
         """Counts are exact; times are medians of this machine."""
-        norms = [norm for norm in subject.anatomy.norms if norm.executed and norm.module]
+        executed = [norm for norm in subject.anatomy.norms if norm.executed]
+        norms = [norm for norm in executed if norm.module]
         if not norms:
             return None, (Skipped(what=self.name, why="the model runs no norm that is a module"),)
         model, inputs = subject.model, subject.inputs
@@ -48,9 +50,9 @@ class Cost(Extra):
             subject.tell(self.name, 2, 3)
             single = one_token(inputs)
             short = None if single is None else _tried(model, single, paths)
-        skipped = [_unseen(norm) for norm in norms if norm.path not in counted]
+        skipped = [_unseen(norm) for norm in executed if norm.path not in counted]
         if short is None:
-            why = "the inputs cannot be cut to one token" if single is None else "the model does not run on one token"
+            why = _UNCUT if single is None else "the model does not run on one token"
             skipped.append(Skipped(what="cost of one token", why=why))
         rows = tuple(_row(norm, counted[norm.path], whole) for norm in norms if norm.path in counted)
         return CostMeasure(
@@ -65,7 +67,8 @@ class Cost(Extra):
 
 
 def _unseen(norm: NormSite) -> Skipped:
-    return Skipped(what=f"cost of norm {norm.path}", why="its forward was not called")
+    why = "its forward was not called" if norm.module else "it is no module"
+    return Skipped(what=f"cost of norm {norm.path}", why=why)
 
 
 @dataclass

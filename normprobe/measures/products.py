@@ -38,7 +38,7 @@ class Products(Extra):
         )
         found = tuple(product for site, handler in handlers.items() if (product := handler.product(site)) is not None)
         seen = {product.parameter for product in found}
-        skipped = tuple(_skip(site, watched) for site in handlers if site.parameter not in seen)
+        skipped = tuple(_skip(site, handlers[site], watched) for site in handlers if site.parameter not in seen)
         if not found:
             return None, skipped
         logs = [math.log(product.gain) for product in found if product.gain > 0]
@@ -46,8 +46,9 @@ class Products(Extra):
         return ProductsMeasure(products=found, overall=overall), skipped
 
 
-def _skip(site: WeightSite, watched: Watched) -> Skipped:
-    why = watched.reason(site.site) or "what went in was 0, or a value was not finite"
+def _skip(site: WeightSite, handler: ProductHandler, watched: Watched) -> Skipped:
+    broken = "what went in was 0" if handler.idle else "a value of what went in or came out was not finite"
+    why = watched.reason(site.site) or broken
     return Skipped(what=f"product with {site.parameter}", why=why)
 
 
@@ -63,6 +64,7 @@ class ProductHandler(Handler):
         self._features = 1 if site.kind == "conv" else -1
         self._weight = _span(weight)
         self._added: Tensor | None = None
+        self._size: Tensor | None = None
         self._ratio: Tensor | None = None
         self._basis: Basis | None = None
 
@@ -80,9 +82,15 @@ class ProductHandler(Handler):
         signal = second if first.data_ptr() in self._weight else first
         some, added, self._added = self._some(output), self._added, None
         product = some if added is None else stats.widen(some) - self._some(added.expand_as(output))
-        self._ratio = _mean_square(product) / _mean_square(self._some(signal))
+        self._size = _mean_square(self._some(signal))
+        self._ratio = _mean_square(product) / self._size
         dtype = str(output.dtype).removeprefix("torch.")
         self._basis = Basis(unit="1", dtype=dtype, count=some.numel(), exact=some.numel() == output.numel())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing but zeros came in."""
+        return self._size is not None and float(self._size) == 0
 
     def product(self, site: WeightSite) -> ProductGain | None:
         """What was seen; None where the product was not, or nothing but zeros came in."""

@@ -111,9 +111,25 @@ def test_every_kind_of_model_is_measured_and_left_as_it_was(name: str) -> None:
 
 def test_what_has_no_tokens_or_no_norm_is_said() -> None:
     report = normprobe.probe(nn.Sequential(Eager(), nn.Linear(8, 8)), X, measures=("cost",))
-    assert Skipped(what="cost of one token", why="the inputs cannot be cut to one token") in report.skipped
+    why = "only token ids are cut to one token: tables [batch, tokens], all inputs of one size"
+    assert Skipped(what="cost of one token", why=why) in report.skipped
     bare = normprobe.probe(nn.Sequential(nn.Linear(8, 8)), X, measures=("cost",))
     assert Skipped(what="cost", why="the model runs no norm that is a module") in bare.skipped
+
+
+def test_norms_that_are_no_modules_are_named_beside_those_that_are() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.layer_norm(self.layer(self.norm(x)), (8,))
+
+    report = normprobe.probe(Mixed(), X, measures=("cost",))
+    assert report.measurements.cost is not None
+    assert [norm.path for norm in report.measurements.cost.norms] == ["norm"]
+    assert Skipped(what="cost of norm .#native_layer_norm:0", why="it is no module") in report.skipped
 
 
 def test_the_table_has_the_slowest_first() -> None:

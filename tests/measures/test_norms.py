@@ -171,3 +171,5 @@ def test_the_table_has_the_nearest_to_tanh_first() -> None:
     *_, table = tables(normprobe.probe(model, normal(4, 8) * 3, measures=("norms",)).data)
     assert [row[:2] for row in table.rows] == [("2", KINDS["dyt"]), ("0", KINDS["layernorm"])]
     assert all(len(row) == len(table.columns) for row in table.rows)
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (first["alpha"], first["scale"], first["gain range"]) == ("0.7", "1", "0.5 to 2")

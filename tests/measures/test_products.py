@@ -88,7 +88,12 @@ def test_the_gain_is_the_same_in_every_layout(layout: str) -> None:
 def test_a_zero_input_is_said_and_a_model_without_products_too() -> None:
     report = normprobe.probe(nn.Linear(4, 4, bias=False), torch.zeros(2, 4), measures="products")
     assert report.measurements.products is None
-    assert [s.why for s in report.skipped if "weight" in s.what] == ["what went in was 0, or a value was not finite"]
+    assert [s.why for s in report.skipped if "weight" in s.what] == ["what went in was 0"]
+    broken = nn.Linear(4, 4, bias=False)
+    nn.init.constant_(broken.weight, math.inf)
+    report = normprobe.probe(broken, torch.ones(2, 4), measures="products")
+    why = "a value of what went in or came out was not finite"
+    assert [s.why for s in report.skipped if s.what == "product with weight"] == [why]
     report = normprobe.probe(nn.ReLU(), torch.randn(2, 4), measures="products")
     assert "the model has no product with a weight" in [s.why for s in report.skipped]
 

@@ -10,7 +10,7 @@ from normprobe.records.norm_curves import NormCurve
 from normprobe.report.tables.table import Table
 from normprobe.report.wording import KINDS, number
 
-_COLUMNS = ("norm", "kind", "tanh fit", "linear fit", "alpha", "gain mean", "gain range")
+_COLUMNS = ("norm", "kind", "tanh fit", "linear fit", "alpha", "scale", "gain mean", "gain range")
 
 
 def make(measured: Measurements) -> Iterator[Table]:
@@ -18,7 +18,7 @@ def make(measured: Measurements) -> Iterator[Table]:
     if measured.norms is None:
         return
     rows = sorted(measured.norms.norms, key=_bent, reverse=True)
-    caption = "how much of the output a tanh of the input explains, and a line"
+    caption = "how much of the output scale · tanh(alpha · input) explains, and a line; gain and offset taken off"
     yield Table("Norms at work", caption, _COLUMNS, tuple(map(_row, rows)))
 
 
@@ -29,5 +29,5 @@ def _bent(curve: NormCurve) -> float:
 def _row(curve: NormCurve) -> tuple[str, ...]:
     gain = curve.gain
     told = ("", "") if gain is None else (number(gain.mean), f"{number(gain.smallest)} to {number(gain.largest)}")
-    fits = (f"{curve.tanh_fit:.4f}", f"{curve.linear_fit:.4f}", number(curve.alpha))
+    fits = (f"{curve.tanh_fit:.4f}", f"{curve.linear_fit:.4f}", number(curve.alpha), number(curve.scale))
     return (curve.path, KINDS[curve.kind], *fits, *told)
