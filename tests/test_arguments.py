@@ -61,6 +61,9 @@ def test_one_rewrite_stands_for_a_list_of_one() -> None:
 def test_a_loss_needs_the_backward_level() -> None:
     with pytest.raises(SettingError, match=r'(?s)no gradients are taken.*level="backward"'):
         normprobe.probe(nn.Linear(4, 4), X, loss=lambda output, inputs: output.sum())
+    with pytest.raises(SettingError, match=r"(?s)no gradients are taken.*gain \| smoothness"):
+        normprobe.probe(nn.Linear(4, 4), X, measures=["cost"], loss=lambda output, inputs: output.sum())
+    normprobe.probe(nn.Linear(4, 4), X, measures=["smoothness"], loss=lambda output, inputs: output.sum())
     with pytest.raises(SettingError, match="the loss is no function"):
         normprobe.probe(nn.Linear(4, 4), X, level="backward", loss=3)  # type: ignore[arg-type]
 

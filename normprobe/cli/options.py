@@ -97,7 +97,7 @@ Tokens = Annotated[
 ]
 Batch = Annotated[int, typer.Option(help="Rows.", rich_help_panel=_RUN)]
 Exact = Annotated[
-    bool, typer.Option("--exact", help="All query rows of attention, in place of a sample.", rich_help_panel=_RUN)
+    bool, typer.Option("--exact", help="All query rows of attention, not a sample; no pass more.", rich_help_panel=_RUN)
 ]
 Seed = Annotated[int, typer.Option(help="Seed of random weights, inputs and samples.", rich_help_panel=_RUN)]
 LevelOption = Annotated[
@@ -105,7 +105,7 @@ LevelOption = Annotated[
     typer.Option(help="structure: what it is built of. forward: and its signal.", rich_help_panel=_RUN),
 ]
 Backward = Annotated[
-    bool, typer.Option("--backward", help="And its gradients: one backward pass more.", rich_help_panel=_RUN)
+    bool, typer.Option("--backward", help="And its gradients: one forward and one backward more.", rich_help_panel=_RUN)
 ]
 LearningRate = Annotated[
     Optional[float],  # noqa: UP045
@@ -114,12 +114,16 @@ LearningRate = Annotated[
 Measures = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
-        help="Further measures, with commas between them: " + ", ".join(EXTRA_NAMES) + ".",
+        help=f"Further measures, with commas between them: {', '.join(EXTRA_NAMES)}. "
+        "`normprobe explain measures` tells how many passes each takes.",
         rich_help_panel=_RUN,
         show_default=False,
     ),
 ]
-Deep = Annotated[bool, typer.Option("--deep", help="All further measures; many passes.", rich_help_panel=_RUN)]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="All further measures; for their passes: explain measures.", rich_help_panel=_RUN),
+]
 Autocast = Annotated[
     Optional[AutocastChoice],  # noqa: UP045
     typer.Option(help="Measure under automatic mixed precision.", rich_help_panel=_RUN, show_default=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from normprobe import stats
 from normprobe.capture.guard import untouched
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.finite import first_broken_module
+from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.snapshots import HALF, SAMPLED, Place, Sample, Snapshots, take
 from normprobe.records import Anatomy, Basis, Skipped
 from normprobe.records.extras import ExtraName
@@ -33,7 +34,7 @@ class _Way(NamedTuple):
 
 
 class Precision(Extra):
-    """One forward in float32, and one in each half precision that counts; one more where something is not finite.
+    """One forward in float32, and one in each half precision that counts; two more where something is not finite.
 
     A model in half precision and one under autocast are tested as they run; one in float32 is cast to bfloat16 and to
     float16, parameters and buffers both, which takes their memory once more.
@@ -105,6 +106,7 @@ def _tested(subject: Subject, way: _Way, reference: Snapshots) -> tuple[Precisio
         found = take(given.model, given.inputs, given.anatomy, given.seed)
         broken = any(not math.isfinite(sample.largest) for sample in found.samples.values())
         first = first_broken_module(given.model, given.inputs) if broken else None
+        operation = None if first is None else first_broken_operation(given.model, given.inputs, first)
     skipped = [
         Skipped(what=f"precision in {way.name} at {site.path}#{site.op}:{site.ordinal}", why=why)
         for site, why in {**reference.missed, **found.missed}.items()
@@ -114,6 +116,7 @@ def _tested(subject: Subject, way: _Way, reference: Snapshots) -> tuple[Precisio
         how=way.how,
         places=tuple(_places(subject.anatomy, found, reference)),
         first_non_finite=first,
+        first_operation=None if operation is None else operation.operation,
         reductions=tuple(
             HalfReduction(path=one.path, op=one.op, dtype=one.dtype, calls=calls)
             for one, calls in found.reductions.items()
@@ -135,6 +138,7 @@ def _place(anatomy: Anatomy, place: Place, sample: Sample, exact: Sample) -> Pla
         place=place.kind,
         path=place.path,
         execution=place.execution,
+        **_branches(anatomy, place),
         dtype=sample.dtype,
         error=stats.relative_error([(sample.values, exact.values)]),
         largest=exact.largest,
@@ -143,3 +147,12 @@ def _place(anatomy: Anatomy, place: Place, sample: Sample, exact: Sample) -> Pla
         count=len(sample.values),
         exact=len(sample.values) == sample.total,
     )
+
+
+def _branches(anatomy: Anatomy, place: Place) -> dict[str, Any]:
+    """Which branches are added where a write or a stream was seen."""
+    for stream in anatomy.streams:
+        found = {index: one.kind for index, one in enumerate(stream.branches) if one.add == place.add}
+        if found:
+            return {"stream": stream.name, "branches": tuple(found), "kinds": tuple(found.values())}
+    return {}

@@ -11,7 +11,7 @@ from normprobe.errors import SettingError
 from normprobe.measures.extra import Progress
 from normprobe.measures.loss import LossFunction
 from normprobe.records import Level
-from normprobe.records.extras import EXTRA_NAMES
+from normprobe.records.extras import ABOUT, EXTRA_NAMES
 
 _SEEDS = -(2**63), 2**64 - 1  # what `torch.manual_seed` takes
 
@@ -63,8 +63,9 @@ def _check_no_signal(wanted: Wanted) -> None:
 
 def _check_loss(wanted: Wanted) -> None:
     loss, level = wanted.loss, wanted.level
-    if loss is not None and level != "backward" and not wanted.measures:
-        hint = 'pass level="backward", or leave loss= out'
+    takers = [name for name in EXTRA_NAMES if ABOUT[name].loss]
+    if loss is not None and level != "backward" and not {*takers, "all"} & {*wanted.measures}:
+        hint = f'pass level="backward" or one of the measures {" | ".join(takers)}, or leave loss= out'
         raise SettingError(
             "a loss was given, but no gradients are taken", expected='level="backward"', found=repr(level), hint=hint
         )

@@ -21,17 +21,19 @@ from normprobe.records import Anatomy, Branch, OpSite
 SAMPLED = 16384  # elements kept of each tensor
 HALF = (torch.float16, torch.bfloat16)
 _EXACT = frozenset({"amax", "amin", "aminmax", "max", "min"})  # reductions that round nothing
+_NO_WRITE = "the write is no tensor of its own: this operation makes it and the sum at once"
 _SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax", "cumsum"})  # sums inside, but of the input's shape
 
 Kind = Literal["norm", "write", "stream", "output"]
 
 
 class Place(NamedTuple):
-    """Which tensor: what it is, where it is, and which of several there."""
+    """Which tensor: what it is, where it is, which of several there, and the add that wrote it or its stream."""
 
     kind: Kind
     path: str
     execution: int
+    add: OpSite | None = None
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,15 @@ class Reduced(NamedTuple):
 
 @dataclass
 class Snapshots:
-    """What came of one forward, in order of time; `missed` are adds that were not seen, with the reason."""
+    """What came of one forward, in order of time; `missed` are adds whose write or sum was not
+    seen, with the reason."""
 
     seed: int
     samples: dict[Place, Sample] = field(default_factory=dict)
     reductions: Counter[Reduced] = field(default_factory=Counter)
     missed: dict[OpSite, str] = field(default_factory=dict)
 
-    def keep(self, kind: Kind, path: str, x: Tensor) -> None:
+    def keep(self, kind: Kind, path: str, x: Tensor, add: OpSite | None = None) -> None:
         """Take a seeded sample, the same elements of every tensor of this size."""
         execution = sum(1 for place in self.samples if place[:2] == (kind, path))
         flat, total = x.detach().reshape(-1), x.numel()
@@ -72,8 +75,9 @@ class Snapshots:
             chosen = torch.randint(total, (SAMPLED,), generator=torch.Generator().manual_seed(self.seed))
             values = flat[chosen.to(x.device)]
         low, high = flat.aminmax()
-        largest = float(torch.maximum(-low, high))
-        self.samples[Place(kind, path, execution)] = Sample(values.cpu().double(), total, str(x.dtype)[6:], largest)
+        largest = float(torch.maximum(low.abs(), high.abs()))
+        place, dtype = Place(kind, path, execution, add), str(x.dtype).removeprefix("torch.")
+        self.samples[place] = Sample(values.cpu().double(), total, dtype, largest)
 
 
 def take(model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int) -> Snapshots:
@@ -97,7 +101,7 @@ def take(model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int) -> Snaps
     sites = {b.add: _Write(found, b) for stream in anatomy.streams for b in stream.branches}
     with wrapped_forwards(model, around), _Reductions(found, inside):
         watched = watch(model, inputs, sites)
-    found.missed = {site: why for site in sites if (why := watched.reason(site)) is not None}
+    found.missed |= {site: why for site in sites if (why := watched.reason(site)) is not None}
     for name, tensor in named_tensors(watched.output):
         if tensor.is_floating_point():
             found.keep("output", name, tensor)
@@ -112,13 +116,15 @@ class _Write(Handler):
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Keep the operand that is not the trunk, where the operation has one."""
-        operands = [value for value in arguments.values() if isinstance(value, Tensor)]
-        if len(operands) == 2:
-            self.found.keep("write", self.branch.path, operands[1 - self.branch.trunk])
+        branch, operands = self.branch, [value for value in arguments.values() if isinstance(value, Tensor)]
+        if len(operands) == 2 and branch.apart:
+            self.found.keep("write", branch.path, operands[1 - branch.trunk], branch.add)
+        else:
+            self.found.missed[branch.add] = _NO_WRITE
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Keep the sum."""
-        self.found.keep("stream", self.branch.path, output)
+        self.found.keep("stream", self.branch.path, output, self.branch.add)
 
 
 class _Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from normprobe.records.anatomy import BranchKind
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 from normprobe.records.norms import Reduction
@@ -17,6 +18,8 @@ class PlaceError(Record):
             "output": what the model returned.
         path: the norm, the module where the add runs, or the name of the output.
         execution: which of several at this path, in order of time.
+        stream, branches, kinds: of a write and the stream after it: the stream, which of its branches are added there
+            (indices of `Stream.branches`; several where they are merged first), and their kinds.
         dtype: of the tested tensor.
         error: ‖tested − reference‖ / ‖reference‖ (L2, float64) over the sampled elements; NaN where one is not finite.
         largest: largest |x| of the reference, over all elements.
@@ -28,6 +31,9 @@ class PlaceError(Record):
     place: Literal["norm", "write", "stream", "output"]
     path: str
     execution: int
+    stream: str | None = None
+    branches: tuple[int, ...] = ()
+    kinds: tuple[BranchKind, ...] = ()
     dtype: str
     error: float
     largest: float
@@ -55,6 +61,7 @@ class PrecisionPass(Record):
         how: "cast": a float32 model cast to `dtype`; "own": as the model is; "autocast": automatic mixed precision.
         places: in order of time.
         first_non_finite: the first module whose output is not finite though its inputs are; None where all is finite.
+        first_operation: the operation in that module that made it; None where none could be told.
         reductions: in half precision, in order of time.
     """
 
@@ -62,6 +69,7 @@ class PrecisionPass(Record):
     how: Literal["cast", "own", "autocast"]
     places: tuple[PlaceError, ...]
     first_non_finite: str | None
+    first_operation: str | None = None
     reductions: tuple[HalfReduction, ...]
 
 

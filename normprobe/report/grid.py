@@ -56,5 +56,5 @@ def _grid(page: Page, columns: tuple[str, ...], rows: tuple[tuple[str, ...], ...
 def _list(page: Page, columns: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> Iterator[RenderableType]:
     for place, *cells in rows:
         yield hanging(Text(page.fit(place, page.width - INDENT)))
-        named = [f"{name} {cell}" for name, cell in zip(columns[1:], cells, strict=True)]
+        named = [f"{name} {cell}" for name, cell in zip(columns[1:], cells, strict=True) if cell]
         yield hanging(page.facts(named, 2 * INDENT), 2 * INDENT)

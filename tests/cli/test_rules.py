@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from normprobe import checks
 from normprobe.cli.commands import app
+from normprobe.records.extras import EXTRA_NAMES
 from normprobe.version import __version__
 
 
@@ -34,6 +35,16 @@ def test_explain_takes_code_number_and_name(word: str) -> None:
     assert result.exit_code == 0
     assert "NP201 missing-final-norm" in result.stdout
     assert "Why it matters" in result.stdout
+
+
+def test_explain_measures_tells_the_passes_of_each() -> None:
+    result = run("explain", "measures")
+    words = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    for name in EXTRA_NAMES:
+        assert f"\n{name} " in result.stdout
+    assert "5 forwards, 5 backwards" in words
+    assert "`normprobe explain measures`" in " ".join(run("audit", "--help").stdout.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("word", ["NP999", "missing-final-nrm", "", "[bold]"])

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import normprobe
-from normprobe.records import Skipped
+from normprobe.records import Measurements, Skipped
 from normprobe.records.precision import PlaceError, PrecisionMeasure, PrecisionPass
-from normprobe.report.tables import tables
+from normprobe.report.tables import Table, tables
+from normprobe.report.tables.precision import make
 from tests.models import MODELS, WIDTH, Mlp, RMSNorm, llama
 from tests.test_no_trace import lived_in
 from tests.trace import Snapshot
@@ -50,6 +51,11 @@ X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(3))
 def measured(model: nn.Module, inputs: Any = X, **options: Any) -> PrecisionMeasure:
     found = normprobe.probe(model, inputs, measures=("precision",), **options).data.measurements.precision
     assert found is not None
+    return found
+
+
+def table_of(title: str, one: PrecisionMeasure) -> Table:
+    (found,) = [table for table in make(Measurements(precision=one)) if table.title == title]
     return found
 
 
@@ -100,11 +106,83 @@ def test_the_first_overflow_is_named() -> None:
     wide, narrow = measured(model).passes
     assert wide.first_non_finite is None
     assert narrow.first_non_finite == "0.mlp.up"
+    assert narrow.first_operation is None  # its weights are infinite in float16 before any operation runs
     assert at(narrow, "norm", "0.norm").finite
     broken = at(narrow, "write", "0")
     assert not broken.finite
     assert math.isnan(broken.error)
     assert math.isfinite(broken.largest)
+
+
+def test_an_add_that_overflows_is_named_as_such() -> None:
+    model = stack()
+    with torch.no_grad():
+        for block in (model[0], model[1]):
+            block.mlp.down.bias = nn.Parameter(torch.full((WIDTH,), 40000.0))
+    wide, narrow = measured(model).passes
+    assert (wide.first_non_finite, wide.first_operation) == (None, None)
+    assert (narrow.first_non_finite, narrow.first_operation) == ("1", "aten.add.Tensor")
+    assert at(narrow, "write", "1").finite
+    assert not at(narrow, "stream", "1").finite
+    caption = table_of("Precision, cast to float16", measured(model)).caption
+    assert caption == "the output is not finite; first not finite: 1 (aten.add.Tensor)"
+
+
+def test_branches_that_are_added_in_one_place_are_told_apart() -> None:
+    model, inputs = llama()
+    found = measured(model, inputs)
+    writes = [one for one in found.passes[0].places if one.place == "write"]
+    assert [one.kinds for one in writes] == [("attention",), ("mlp",)] * (len(writes) // 2)
+    assert [one.branches for one in writes] == [(index,) for index in range(len(writes))]
+    assert {one.stream for one in writes} == {"model.layers"}
+    labels = [(row[1], row[0]) for row in table_of("Precision, cast to bfloat16", found).rows]
+    assert len(set(labels)) == len(labels)
+    assert {("write", "model.layers.0 (attention)"), ("stream", "model.layers.0 (MLP)")} <= set(labels)
+
+
+class Twice(nn.Module):
+    """One block that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(RMSNorm())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.block(x))
+
+
+def test_runs_of_one_module_are_numbered() -> None:
+    rows = table_of("Precision, cast to bfloat16", measured(Twice().eval())).rows
+    told = {(row[1], row[0]) for row in rows}
+    assert {("norm", "block.norm"), ("norm", "block.norm, run 2"), ("write", "block (MLP), run 2")} <= told
+
+
+class Fused(Block):
+    """Adds inside the product, so that the write is never a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        return torch.addmm(rows, torch.relu(self.mlp.up(self.norm(rows))), self.mlp.down.weight.T).view_as(x)
+
+
+def test_a_write_that_is_no_tensor_is_said() -> None:
+    model = nn.Sequential(Fused(RMSNorm()), Fused(RMSNorm()), RMSNorm()).eval()
+    report = normprobe.probe(model, X, measures=("precision",))
+    found = report.data.measurements.precision
+    assert found is not None
+    assert {one.place for one in found.passes[0].places} == {"norm", "stream", "output"}
+    why = "the write is no tensor of its own: this operation makes it and the sum at once"
+    assert Skipped(what="precision in bfloat16 at 0#aten.addmm.default:0", why=why) in report.skipped
+
+
+def test_a_tensor_of_zeros_has_the_largest_value_zero() -> None:
+    model = stack()
+    with torch.no_grad():
+        for parameter in model[1].mlp.down.parameters():
+            parameter.zero_()
+    found = at(measured(model).passes[0], "write", "1")
+    assert math.copysign(1, found.largest) == 1
+    assert (found.largest, found.error) == (0, 0)
 
 
 def test_reductions_in_half_precision() -> None:
@@ -113,6 +191,8 @@ def test_reductions_in_half_precision() -> None:
     assert [(r.path, r.op, r.dtype, r.calls) for r in careless.reductions] == [
         (path, "mean", "bfloat16", 1) for path in ("0.norm", "1.norm", "2")
     ]
+    listed = table_of("Reductions in half precision, cast to bfloat16", measured(stack(Careless)))
+    assert listed.rows == (("0.norm", "mean", "1"), ("1.norm", "mean", "1"), ("2", "mean", "1"))
     assert at(careful, "norm", "2").reduction == "float32"
     assert at(careless, "norm", "2").reduction == "input"
 
@@ -170,4 +250,4 @@ def test_the_table_has_the_largest_error_first() -> None:
     errors = [float(row[2]) for row in wide.rows]
     assert errors == sorted(errors, reverse=True)
     assert wide.title == "Precision, cast to bfloat16"
-    assert "off float32" in wide.caption
+    assert wide.caption.startswith("relative error of the output ")
