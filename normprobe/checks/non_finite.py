@@ -88,5 +88,6 @@ def _made_by(found: Measurements) -> str:
     made = found.first_non_finite_operation or backward
     if made is None:
         return ""
-    place = "" if made.site is None else f" in {made.site.path}"
+    path = None if made.site is None else made.site.path
+    place = "" if path is None else f" in {'the model itself' if path == '.' else path}"
     return f"; the {made.direction} of {made.operation}{place} gave the first"

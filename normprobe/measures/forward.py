@@ -14,7 +14,7 @@ from normprobe.measures.attention import LogitHandler
 from normprobe.measures.finite import all_finite, first_broken_module
 from normprobe.measures.initialisation import measure_initialisation
 from normprobe.measures.origin import first_broken_operation
-from normprobe.measures.padding import padding_masks
+from normprobe.measures.padding import padding_masks, undecided
 from normprobe.measures.residual import read_stream, write_handlers
 from normprobe.measures.writes import WriteHandler
 from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
@@ -68,7 +68,8 @@ def measure_signal(
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    return Measurements(residual=streams, attention=attention, **finite), (*skipped, *unseen)
+    everything = (*undecided(padding), *skipped, *unseen)
+    return Measurements(residual=streams, attention=attention, **finite), everything
 
 
 def _on_meta(model: nn.Module) -> bool:

@@ -2,32 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from normprobe.capture.invoke import Inputs, split
+from normprobe.records import Skipped
+
+_SEQUENCES = "input_ids", "inputs_embeds"
 
 
 def padding_masks(inputs: Inputs) -> tuple[Tensor, ...]:
     """True for padding, [B, S] each: from every keyword argument that is a mask of zeros and ones over tokens.
 
     These are `attention_mask` (0: padding) and `key_padding_mask` (True: padding), with any prefix, as transformers
-    and torch define them. A mask that hides nothing is left out.
+    and torch define them. A mask that hides nothing, and that of a sequence which has none, is there only beside one
+    of the same shape that hides something.
     """
-    found = []
-    for name, value in split(inputs)[1].items():
-        if not isinstance(value, Tensor) or value.dim() != 2 or value.is_meta or value.is_floating_point():
-            continue
-        if name.endswith("key_padding_mask") and value.dtype is torch.bool:
-            found.append(value)
-        elif name.endswith("attention_mask") and bool(((value == 0) | (value == 1)).all()):
-            found.append(value == 0)
-    return tuple(mask for mask in found if bool(mask.any()) and not bool(mask.all()))
+    named = split(inputs)[1]
+    found = [mask for name, value in named.items() if (mask := _padding(name, value)) is not None]
+    found += [_none(value) for name, value in named.items() if _unmasked(name, value, named)]
+    hiding = {tuple(mask.shape) for mask in found if bool(mask.any())}
+    return tuple(mask for mask in found if tuple(mask.shape) in hiding)
+
+
+def _padding(name: str, value: object) -> Tensor | None:
+    """What an argument says is padding; None where it is no such mask, or one that hides everything."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.is_meta or value.is_floating_point():
+        return None
+    mask = None
+    if name.endswith("key_padding_mask") and value.dtype is torch.bool:
+        mask = value
+    elif name.endswith("attention_mask") and bool(((value == 0) | (value == 1)).all()):
+        mask = value == 0
+    return None if mask is None or bool(mask.all()) else mask
+
+
+def _unmasked(name: str, value: object, named: Mapping[str, object]) -> bool:
+    """Whether an argument is a sequence of tokens without a mask of its own."""
+    prefix = next((name.removesuffix(end) for end in _SEQUENCES if name.endswith(end)), None)
+    if prefix is None or not isinstance(value, Tensor) or value.dim() < 2:
+        return False
+    return all(named.get(prefix + mask) is None for mask in ("attention_mask", "key_padding_mask"))
+
+
+def _none(sequence: Tensor) -> Tensor:
+    return torch.zeros(sequence.shape[:2], dtype=torch.bool, device=sequence.device)
 
 
 def fitting(masks: Sequence[Tensor], shape: tuple[int, int]) -> Tensor | None:
     """The one mask of this shape; None where there is none, or where two differ."""
     fits = [mask for mask in masks if tuple(mask.shape) == shape]
     return fits[0] if fits and all(torch.equal(fits[0], other) for other in fits[1:]) else None
+
+
+def undecided(masks: Sequence[Tensor]) -> tuple[Skipped, ...]:
+    """Padding that is not left out, as two sequences of one shape have different masks."""
+    shapes = dict.fromkeys((mask.shape[0], mask.shape[1]) for mask in masks)
+    why = "the inputs hold two sequences of this shape with different masks: which tokens are which is not told"
+    return tuple(
+        Skipped(what=f"padding of {batch} × {length} tokens", why=why)
+        for batch, length in shapes
+        if fitting(masks, (batch, length)) is None
+    )

@@ -18,7 +18,7 @@ from normprobe.report.streams import (
     size_text,
     width_text,
 )
-from normprobe.report.wording import BRANCHES, amount, listing, number, plural
+from normprobe.report.wording import BRANCHES, amount, listing, number, place, plural
 
 _UNTRAINED = re.compile(r"random weights\b|\d+ of \d+ tensors? not in the checkpoint\b")
 
@@ -53,7 +53,7 @@ def broken_output(data: ReportData) -> str:
     if data.measurements.output_finite is not False:
         return ""
     first = data.measurements.first_non_finite
-    return "the output is not finite" + (f"; first at {first}" if first else "; where it began is not known")
+    return "the output is not finite" + (f"; first at {place(first)}" if first else "; where it began is not known")
 
 
 def stream_lines(anatomy: Anatomy, stream: Stream) -> list[list[str]]:

@@ -112,7 +112,7 @@ def _logits(label: str, sites: Sequence[AttentionMeasure]) -> Series:
         log=False,
         captions=(
             (
-                f"peak {number(values[peak])} at {place(sites[peak].path)} head {tops[peak].head}",
+                f"peak {number(values[peak])} in head {tops[peak].head} of {place(sites[peak].path)}",
                 _rows(sites[peak]),
                 f"bound {number(bound)}",
             ),
@@ -188,7 +188,7 @@ def _beside(gradients: GradientMeasure, stream: str) -> Iterator[str]:
     """Ratio and slope of the stream that they are of, with the closed form, and steps beside weights."""
     if stream == gradients.stream:
         yield f"last to first branch ×{number(gradients.last_to_first)}"
-        yield f"slope of ln {number(gradients.slope)} a branch"
+        yield f"slope of the logarithm {number(gradients.slope)} a branch"
         if gradients.expected is not None:
             yield f"closed form at init {number(gradients.expected.slope)}"
     branches = [branch for branch in gradients.branches if branch.stream == stream]

@@ -99,3 +99,13 @@ def test_the_root_is_called_the_model_itself() -> None:
     text = document(probe(model, torch.randn(3, 4), measures=("gain", "jacobian")).data, "markdown")
     assert "Gain of the model itself" in text
     assert "the model itself, all layers" in text
+
+
+def test_a_root_that_breaks_is_named_too() -> None:
+    class Breaks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 0.0 * 0.0
+
+    text = document(probe(Breaks(), torch.ones(2, 3)).data, "rich")
+    assert "first at the model itself" in text
+    assert "aten.div.Tensor in the model itself gave the first" in " ".join(text.split())
