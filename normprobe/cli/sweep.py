@@ -150,7 +150,7 @@ def _modules(one: Sweep, axis: str) -> Table:
         table.add_column(f"{title} ~ {axis}^", justify="right", no_wrap=True)
     table.add_column("")
     for row in one.modules:
-        slopes = (f"{value:+.2f}" for value in (row.activation_slope, row.update_slope))
+        slopes = ("-" if math.isnan(value) else f"{value:+.2f}" for value in (row.activation_slope, row.update_slope))
         table.add_row(row.path, *slopes, Text(_WORDS.get(row.verdict, row.verdict), style=_STYLES[row.verdict]))
     return table
 
@@ -162,10 +162,11 @@ def _losses(rates: LearningRates, sizes: tuple[int, ...]) -> Table:
     table.add_column("size", justify="right")
     for rate in rates.rates:
         table.add_column(number(rate), justify="right", no_wrap=True)
+    table.add_column("best rate", justify="right", no_wrap=True)
     for size, losses, best in zip(sizes, rates.losses, rates.best, strict=True):
         cells = (
             Text(number(loss), style="bold green" if rate == best else "")
             for rate, loss in zip(rates.rates, losses, strict=True)
         )
-        table.add_row(str(size), *cells)
+        table.add_row(str(size), *cells, "none" if math.isnan(best) else number(best))
     return table

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from normprobe.capture.experts import valueless_experts
+from normprobe.capture.recorder import record
 from normprobe.errors import SettingError
+from normprobe.inputs import inputs_from_config
+from normprobe.inputs.given import on_device
 from normprobe.records.sweep import Axis
+from normprobe.sweeping.roles import Faces, faces
 
 Shapes = dict[str, tuple[int, ...]]
 Dims = frozenset[tuple[str, int]]  # parameter, axis; a parameter that is new counts with axis -1
@@ -63,9 +68,10 @@ def sizing(model: nn.Module, axis: Axis) -> Sizing:
     """How to build `model` at other widths or depths, from its own configuration; its values do not matter.
 
     A field carries width where doubling it keeps all parameters and lengthens rows of some and columns of others, as
-    features do that one product gives and the next one takes; a vocabulary lengthens one side alone. Fields are taken
-    by how many axes they lengthen, where they share none with those taken before. Depth is the field that adds the
-    most parameters and changes the shape of none.
+    features do that one product gives and the next one takes; a vocabulary lengthens one side alone. The main one is
+    that which widens what the most modules give. Fields are taken by that and by how many axes they lengthen, where
+    they share none with those taken before and the model still runs with all of them doubled. Depth is the field that
+    adds the most parameters and changes the shape of none.
 
     Raises:
         SettingError: the model has no configuration, or no field of it carries the size.
@@ -77,13 +83,42 @@ def sizing(model: nn.Module, axis: Axis) -> Sizing:
         raise SettingError("the model has no configuration to vary", found=type(model).__name__, hint=hint)
     names = [name for name, value in config.to_dict().items() if type(value) is int and value > 1]
     found = {name: dims for name in names if (dims := _dims(build, config, name, axis))}
-    chosen: list[str] = []
-    for name in sorted(found, key=lambda name: -len(found[name])):
-        if not any(found[name] & found[other] for other in chosen) and (axis == "width" or not chosen):
-            chosen.append(name)
+    chosen = _chosen(build, config, found, axis)
     if not chosen:
         raise SettingError(f"no field of {type(config).__name__} carries the {axis}", found=", ".join(names))
     return Sizing(build, config, tuple((name, getattr(config, name)) for name in chosen))
+
+
+def _chosen(build: Callable[[Any], nn.Module], config: Any, found: dict[str, Dims], axis: Axis) -> list[str]:
+    """The fields that are varied together, the main one first."""
+    plain = _given(build, config, ())
+    wider = {name: _widened(plain, _given(build, config, (name,))) for name in found}
+    chosen: list[str] = []
+    for name in sorted(found, key=lambda name: (-wider[name], -len(found[name]))):
+        if any(found[name] & found[other] for other in chosen) or (axis == "depth" and chosen):
+            continue
+        if plain is None or _given(build, config, (*chosen, name)) is not None:
+            chosen.append(name)
+    return chosen
+
+
+def _given(build: Callable[[Any], nn.Module], config: Any, doubled: Sequence[str]) -> dict[str, Faces] | None:
+    """What every module is given and gives in one forward on meta with some fields doubled; None where none runs."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=()):
+            model = build(changed(config, {name: 2 * getattr(config, name) for name in doubled}))
+            inputs, _ = inputs_from_config(model, batch=2, seed=0, tokens=8)
+        with valueless_experts(model):
+            return faces(model, on_device(model, inputs), record)
+    except Exception:  # a forward that these sizes, or the lack of values, make impossible
+        return None
+
+
+def _widened(plain: dict[str, Faces] | None, wide: dict[str, Faces] | None) -> int:
+    """How many modules give something wider."""
+    if plain is None or wide is None:
+        return 0
+    return sum(plain[path].gave != now.gave for path, now in wide.items() if path in plain)
 
 
 def changed(config: Any, fields: dict[str, int]) -> Any:
@@ -110,9 +145,15 @@ def _dims(build: Callable[[Any], nn.Module], config: Any, name: str, axis: Axis)
             if old.keys() <= new.keys() and not lengthened
             else frozenset()
         )
-    rows = any(place == 0 and len(old[n]) > 1 for n, place in lengthened)
-    columns = any(place == 1 for _, place in lengthened)
-    return lengthened if old.keys() == new.keys() and rows and columns else frozenset()
+    rows = {(n, place) for n, place in lengthened if len(old[n]) > 1 and place in _ends(old[n], 0)}
+    columns = {(n, place) for n, place in lengthened if place in _ends(old[n], 1)}
+    both = rows and columns and len(rows | columns) > 1
+    return lengthened if old.keys() == new.keys() and both else frozenset()
+
+
+def _ends(shape: tuple[int, ...], end: int) -> set[int]:
+    """The axes that may be those of rows (0) or columns (1); a third axis may be a kernel's or count matrices."""
+    return {end, end + 1} if len(shape) == 3 else {end}
 
 
 def _lengthened(old: Shapes, new: Shapes) -> Iterator[tuple[str, int]]:

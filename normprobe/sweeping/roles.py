@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.errors import SettingError
 
+_NOT_CALLED = "its module was not called"
 Role = Literal["hidden", "readout", "input", "fixed", "shared", "unknown"]
 
 
@@ -37,7 +38,7 @@ class Place:
 
 
 @dataclass
-class _Faces:
+class Faces:
     """Sizes of the last or the channel axis that a module was given and gave, by number of the tensor."""
 
     given: list[tuple[int, ...]] = field(default_factory=list)
@@ -52,14 +53,14 @@ def places(model: nn.Module, base: nn.Module, inputs: Inputs, base_inputs: Input
         SettingError: the two have other parameters, or no parameter differs in shape.
     """
     names, wide, narrow = _checked(model, base)
-    faces, base_faces = _faces(model, inputs), _faces(base, base_inputs)
+    seen, base_seen = faces(model, inputs), faces(base, base_inputs)
     found: dict[str, list[Place]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             full = f"{path}.{name}".lstrip(".")
             if parameter is None:
                 continue
-            place = _place(tuple(parameter.shape), narrow[full], faces.get(path), base_faces.get(path))
+            place = _place(tuple(parameter.shape), narrow[full], seen.get(path), base_seen.get(path))
             if place.role == "readout":
                 place = replace(place, readout=path)
             found.setdefault(names[id(parameter)], []).append(place)
@@ -78,13 +79,13 @@ def _checked(model: nn.Module, base: nn.Module) -> tuple[dict[int, str], list[st
     return names, list(names.values()), theirs
 
 
-def _faces(model: nn.Module, inputs: Inputs) -> dict[str, _Faces]:
-    """What each module was given and gave at its first call."""
-    found: dict[str, _Faces] = {}
+def faces(model: nn.Module, inputs: Inputs, run: Callable[[nn.Module, Inputs], Any] = invoke) -> dict[str, Faces]:
+    """What each module was given and gave at its first call; `run` runs the model."""
+    found: dict[str, Faces] = {}
 
     def seen(path: str, args: Any, kwargs: Any, output: Any) -> None:
         if path not in found:
-            found[path] = _Faces(_shapes((args, kwargs)), _shapes(output))
+            found[path] = Faces(_shapes((args, kwargs)), _shapes(output))
 
     with untouched(model), torch.no_grad():
         handles = [
@@ -94,7 +95,7 @@ def _faces(model: nn.Module, inputs: Inputs) -> dict[str, _Faces]:
             for path, module in model.named_modules()
         ]
         try:
-            invoke(model, inputs)
+            run(model, inputs)
         finally:
             for handle in handles:
                 handle.remove()
@@ -105,7 +106,7 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
     return [tuple(leaf.shape) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _place(shape: tuple[int, ...], base: tuple[int, ...], mine: _Faces | None, theirs: _Faces | None) -> Place:
+def _place(shape: tuple[int, ...], base: tuple[int, ...], mine: Faces | None, theirs: Faces | None) -> Place:
     growing = [axis for axis, (a, b) in enumerate(zip(shape, base, strict=True)) if a != b]
     if not growing:
         return Place("fixed")
@@ -117,7 +118,7 @@ def _place(shape: tuple[int, ...], base: tuple[int, ...], mine: _Faces | None, t
     if len(growing) == 2 and ratios[0] == ratios[1]:
         return Place("hidden", ratios[0])
     if mine is None or theirs is None:
-        return Place("unknown", why="its module was not called")
+        return Place("unknown", why=_NOT_CALLED)
     read = _grown(mine.given, theirs.given)
     gave = _grown(mine.gave, theirs.gave)
     if len(growing) == 2:
@@ -136,7 +137,8 @@ def _grown(mine: list[tuple[int, ...]], theirs: list[tuple[int, ...]]) -> set[tu
 
 
 def _merged(found: list[Place]) -> Place:
-    """The place of a parameter that several modules hold."""
+    """The place of a parameter that several modules hold; modules that were not called say nothing where others do."""
+    found = [place for place in found if place.why != _NOT_CALLED] or found
     roles = {place.role for place in found}
     if len(roles) == 1:
         return found[0]

@@ -14,6 +14,10 @@ from normprobe.targets.quiet import quiet
 from normprobe.targets.tokenizers import FILES
 from normprobe.targets.weights import PICKLE, SAFE, SAFE_INDEX, read_json, shard_names
 
+_FORMS = (
+    "no model type of transformers has a name like it; a target may be a model type (gpt2, llama, …), a hub id "
+    "(org/name), a checkpoint folder, a config.json, a .gguf file, or a factory (path/file.py:function)"
+)
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 
@@ -177,7 +181,7 @@ def _hint(name: str, options: TargetOptions) -> str:
 
     if options.config_only:
         close = " or ".join(f"--config-only {kind}" for kind in close_types(name))
-        return f"{close}, if one of these was meant" if close else "no model type of transformers has a name like it"
+        return f"{close}, if one of these was meant" if close else _FORMS
     if is_model_type(name):
         return f"--config-only {name} builds its default configuration with random weights"
     words = re.split(r"[^a-z0-9]+", name.rsplit("/", 1)[-1].lower())

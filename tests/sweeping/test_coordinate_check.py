@@ -145,6 +145,77 @@ def test_the_fields_of_a_configuration_are_found_by_what_they_change(
         wide(33)
 
 
+LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+ROUTED = {"moe_intermediate_size": 16, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+EXPERTS = {"num_local_experts": 4, "num_key_value_heads": 2}
+STATES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "more", "taken", "left"),
+    [
+        ("MambaConfig", "MambaForCausalLM", STATES, {"intermediate_size"}, {"num_hidden_layers"}),
+        ("MixtralConfig", "MixtralForCausalLM", EXPERTS, {"intermediate_size"}, {"num_local_experts"}),
+        (
+            "DeepseekV3Config",
+            "DeepseekV3ForCausalLM",
+            LATENT | ROUTED | {"num_key_value_heads": 4},
+            {"moe_intermediate_size", "kv_lora_rank"},
+            {"num_attention_heads"},  # with it alone the keys of all heads no longer fit
+        ),
+    ],
+)
+def test_fields_are_varied_together_where_the_model_runs_so(
+    kind: str, model: str, more: dict[str, Any], taken: set[str], left: set[str]
+) -> None:
+    import transformers
+
+    made = getattr(transformers, kind)(**more) if "state_size" in more else config(kind, **more)
+    with torch.device("meta"):
+        built = getattr(transformers, model)(made)
+    wide = sizing(built, "width")
+    names = [name for name, _ in wide.fields]
+    assert names[0] == "hidden_size"
+    assert taken <= set(names)
+    assert not left & set(names)
+    with torch.no_grad():
+        assert wide(64).eval()(torch.arange(8)[None]).logits.shape == (1, 8, 64)
+
+
+class Sizes:
+    """A configuration of three numbers."""
+
+    def __init__(self, vocab_size: int = 16, width: int = 8, rigid: int = 12) -> None:
+        self.vocab_size, self.width, self.rigid = vocab_size, width, rigid
+
+    def to_dict(self) -> dict[str, int]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, int]) -> Sizes:
+        return cls(**fields)
+
+
+class Rigid(nn.Module):
+    """Runs at one size of its inner layer only."""
+
+    def __init__(self, config: Sizes) -> None:
+        super().__init__()
+        self.config = config
+        self.table = nn.Embedding(config.vocab_size, config.width)
+        self.up, self.down = nn.Linear(config.width, config.rigid), nn.Linear(config.rigid, config.width)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        inner = self.up(self.table(input_ids))
+        return torch.as_tensor(self.down(inner.unflatten(-1, (3, 4)).flatten(-2)))
+
+
+def test_a_field_at_whose_double_the_model_does_not_run_is_left() -> None:
+    with torch.device("meta"):
+        built = Rigid(Sizes())
+    assert sizing(built, "width").fields == (("width", 8),)
+
+
 def test_a_model_without_configuration_is_refused() -> None:
     with pytest.raises(SettingError, match=r"(?s)no configuration to vary.*def factory\(width\)"):
         sizing(nn.Linear(2, 2), "width")
@@ -170,6 +241,12 @@ def test_the_command_takes_a_factory_of_widths(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "standard parametrisation" in result.stdout
     assert "loss by learning rate" in result.stdout
+    table = result.stdout.split("loss by learning rate")[1].split("muP")[0].split()
+    document = json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).stdout)
+    rows = [table[index : index + 5] for index in (6, 11)]
+    assert table[4:6] == ["best", "rate"]
+    for row, losses in zip(rows, document["sweeps"][0]["rates"]["losses"], strict=True):
+        assert float(row[4]) == pytest.approx([1e-3, 10**-2.5, 1e-2][losses.index(min(losses))], rel=0.01)
     document = json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).stdout)
     assert document["sizes"] == [8, 16]
     assert document["sweeps"][0]["rates"]["rates"] == pytest.approx([1e-3, 10**-2.5, 1e-2])

@@ -59,6 +59,16 @@ def test_a_module_that_is_not_called_has_no_role() -> None:
     assert (place.role, place.why) == ("unknown", "its module was not called")
 
 
+def test_a_holder_that_is_not_called_says_nothing_of_a_shared_table() -> None:
+    model, base = Net(16, 64, tied=True), Net(8, 16, tied=True)
+    for net in (model, base):
+        spare = nn.Linear(net.out.in_features, 11, bias=False)
+        spare.weight = net.table.weight
+        net.spare = spare
+    place = places(model, base, IDS, IDS)["table.weight"]
+    assert (place.role, place.ratio, place.readout) == ("shared", 2.0, "out")
+
+
 def test_the_fan_in_of_a_convolution_and_of_a_transposed_weight() -> None:
     class Transposed(nn.Module):
         def __init__(self, width: int) -> None:

@@ -163,7 +163,9 @@ def test_stand_in_hub_then_cache_then_nothing(hub: tuple[str, Path], tmp_path: P
     assert "a local path, a model type of transformers or a repository" in misspelt["error"]
     assert "try: --config-only llama or " in misspelt["error"]
     assert "zork: not found" in nothing["error"]
-    assert "no model type of transformers has a name like it" in nothing["error"]
+    assert "no model type of transformers has a name like it; a target may be" in nothing["error"]
+    for form in ("gpt2", "org/name", "config.json", ".gguf", "path/file.py:function"):
+        assert form in nothing["error"].split("try:")[1]
     assert "--config-only" not in nothing["error"]
 
 
