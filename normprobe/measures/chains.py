@@ -114,7 +114,9 @@ def differentiable(model: nn.Module) -> str | None:
     """Why no gradient can be taken of this model; None where one can."""
     if any(p.device.type == "meta" for p in model.parameters()):
         return "tensors on the meta device hold no numbers"
-    return None if any(p.is_floating_point() for p in model.parameters()) else "no floating point parameters"
+    return (
+        None if any(p.is_floating_point() for p in model.parameters()) else "the model has no floating point parameters"
+    )
 
 
 @contextmanager

@@ -16,12 +16,16 @@ from normprobe import stats, theory
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.measures.chains import differentiable, rms
 from normprobe.measures.loss import LossFunction, loss_of
 from normprobe.measures.origin import first_broken_gradient
+from normprobe.measures.padding import padding_masks
 from normprobe.measures.stand_ins import UndifferentiableError, differentiated, stand_ins
+from normprobe.measures.trunk import Trunk
 from normprobe.records import (
     Anatomy,
     Basis,
+    Branch,
     BranchGradient,
     GradientLaw,
     GradientMeasure,
@@ -65,11 +69,11 @@ def measure_gradients(
     Raises:
         InputError: if no loss can be made from the output.
     """
-    if any(p.device.type == "meta" for p in model.parameters()):
-        return None, (Skipped(what="gradients", why="tensors on the meta device hold no numbers"),)
-    if not any(p.is_floating_point() for p in model.parameters()):
-        return None, (Skipped(what="gradients", why="the model has no floating point parameters"),)
-    sites = {branch.add: _Edge() for stream in anatomy.streams for branch in stream.branches}
+    why = differentiable(model)
+    if why is not None:
+        return None, (Skipped(what="gradients", why=why),)
+    padding = padding_masks(inputs)
+    sites = {branch.add: _Edge(branch, padding) for stream in anatomy.streams for branch in stream.branches}
     try:
         with untouched(model), stand_ins(model) as leaves:
             with differentiated("model"):
@@ -109,9 +113,16 @@ def _law(stream: Stream, residual: Sequence[StreamMeasure]) -> GradientLaw | Non
 class _Edge(Handler):
     """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, branch: Branch, padding: Sequence[Tensor]) -> None:
+        self.trunk = None if branch.feature_axis is None else Trunk(branch.feature_axis, padding)
         self.output: Tensor | None = None
         self.edge: GradientEdge | None = None
+
+    def size(self, gradient: Tensor | None) -> float:
+        """RMS of the gradient at the tokens that are no padding; 0 where the loss does not depend on the stream."""
+        if gradient is None or self.trunk is None:
+            return _rms(gradient)
+        return rms(gradient, self.trunk)
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Hold the output until autograd has taken note of it."""
@@ -157,7 +168,7 @@ def _differentiate(
         norms={n: _norm(g) for n, g in zip(names, parameters, strict=True)},
         sizes={n: leaves[n].numel() for n in names},
         weights={n: _norm(leaves[n].detach()) for n in names},
-        rms={site: _rms(g) for site, g in zip(edges, states, strict=True)},
+        rms={site: sites[site].size(g) for site, g in zip(edges, states, strict=True)},
         dtype=next((str(g.dtype).removeprefix("torch.") for g in parameters if g is not None), str(value.dtype)),
     )
 

@@ -225,7 +225,8 @@ class GradientLaw(Record):
 
 
 class BranchGradient(Record):
-    """Gradient of one branch: L2 norm over all its parameters, and RMS of the gradient that reaches its add.
+    """Gradient of one branch: L2 norm over all its parameters, and RMS of the gradient that reaches its add
+    over the tokens that are no padding.
 
     `weight_norm` is the L2 norm of these parameters. For the learning rate of the measure, `update_ratio` is
     lr · parameter_norm / weight_norm, a step of gradient descent as a share of the weights, and `adam_ratio`

@@ -27,7 +27,8 @@ def measured(model: nn.Module, inputs: Any, loss: Any = None) -> GradientMeasure
 
 
 def reference(case: Case, loss: Callable[[Any], Tensor]) -> tuple[float, dict[str, Tensor], list[list[float]]]:
-    """Loss, gradient of every parameter by `backward`, and RMS of the gradient at every tap, all in float64."""
+    """Loss, gradient of every parameter by `backward`, and RMS of the gradient at every tap where a mask of the inputs
+    hides nothing, all in float64."""
     model, states = case.model.double(), [[] for _ in case.taps]
     hooks = []
 
@@ -51,7 +52,9 @@ def reference(case: Case, loss: Callable[[Any], Tensor]) -> tuple[float, dict[st
         hook.remove()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    rms = [[float(t.grad.square().mean().sqrt()) for t in taps] for taps in states]
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    seen = slice(None) if mask is None else mask.bool()
+    rms = [[float(t.grad[seen].square().mean().sqrt()) for t in taps] for taps in states]
     model.float()
     return float(value.detach()), gradients, rms
 
@@ -370,3 +373,26 @@ def test_a_learning_rate_that_would_have_no_effect_is_refused() -> None:
     with pytest.raises(SettingError, match="no positive number"):
         probe(model, ids, level="backward", lr=-1.0)
     assert "update / weight at lr 0.001" in document(probe(model, ids, level="backward", lr=1e-3).data, "markdown")
+
+
+def test_the_gradient_at_an_add_leaves_padding_out() -> None:
+    case = llama()
+    mask = torch.ones_like(case.inputs["input_ids"])
+    mask[1, :5] = 0
+    inputs = case.inputs | {"attention_mask": mask}
+    found, _ = measure_gradients(case.model, inputs, anatomy_of(case.model, inputs))
+    assert found is not None
+    states: list[Tensor] = []
+    model = case.model.double()
+    hooks = [
+        layer.register_forward_hook(lambda m, i, o: states.append(o if isinstance(o, Tensor) else o[0]))
+        for layer in model.model.layers
+    ]
+    logits = model(**inputs).logits
+    for hook in hooks:
+        hook.remove()
+    targets = inputs["input_ids"][:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())
+    last_of_layer = [one for one in found.branches if one.kind == "mlp"]
+    for branch, gradient in zip(last_of_layer, torch.autograd.grad(loss, states), strict=True):
+        assert branch.activation_rms == pytest.approx(float(gradient[mask == 1].square().mean().sqrt()), rel=1e-4)
