@@ -74,18 +74,27 @@ def quantiles(values: Tensor, levels: Sequence[float]) -> tuple[float, ...]:
     Raises:
         ValueError: if `values` is empty or a level lies outside [0, 1].
     """
-    if values.numel() == 0 or not all(0 <= level <= 1 for level in levels):
-        raise ValueError(f"quantiles need an element and levels in [0, 1], found {values.numel()}, {levels}")
-    ordered = widen(values.detach()).flatten().sort().values
-    if torch.isnan(ordered[-1]):  # NaN sorts last
-        return (math.nan,) * len(levels)
-    return tuple(_between(ordered, level * (ordered.numel() - 1)) for level in levels)
+    return quantile_rows(values.flatten()[None], levels)[0]
 
 
-def _between(ordered: Tensor, place: float) -> float:
-    low = math.floor(place)
-    a, b = float(ordered[low]), float(ordered[math.ceil(place)])
-    return a if a == b else a + (place - low) * (b - a)
+def quantile_rows(rows: Tensor, levels: Sequence[float]) -> list[tuple[float, ...]]:
+    """`quantiles` of each row of [K, N]."""
+    if rows.numel() == 0 or not all(0 <= level <= 1 for level in levels):
+        raise ValueError(f"quantiles need an element and levels in [0, 1], found {rows.numel()}, {levels}")
+    ordered = widen(rows.detach()).sort(-1).values
+    places = [level * (rows.shape[-1] - 1) for level in levels]
+    ends = [end for place in places for end in (math.floor(place), math.ceil(place))]
+    found = ordered[:, [*ends, -1]].tolist()  # NaN sorts last
+    return [
+        (math.nan,) * len(levels)
+        if math.isnan(row[-1])
+        else tuple(_between(row[2 * i], row[2 * i + 1], place % 1) for i, place in enumerate(places))
+        for row in found
+    ]
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low if low == high else low + part * (high - low)
 
 
 def medians(rows: Tensor) -> tuple[float, ...]:
@@ -124,26 +133,34 @@ def stable_rank(rows: Tensor) -> float:
 
     Source: Rudelson & Vershynin 2007, sec. 1.1.
     """
-    gram = _gram(rows)
-    total = float(gram.trace())
-    if not (math.isfinite(total) and total > 0):
-        return math.nan
-    gram = gram / total
+    return stable_ranks(rows[None])[0]
+
+
+def stable_ranks(matrices: Tensor) -> tuple[float, ...]:
+    """`stable_rank` of each matrix of [K, R, C]."""
+    gram = _gram(matrices)
+    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    known = total.isfinite() & (total > 0)
+    if not bool(known.all()):
+        gram = gram.where(known[:, None, None], 1.0)  # anything with a rank
+    gram = gram / total.where(known, 1.0)[:, None, None]
     power = gram
     for _ in range(7):
         power = power @ power
-        power = power / power.trace()
-    column = power[:, int(power.diagonal().argmax())]
-    return float(column.dot(column) / column.dot(gram @ column))
+        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    column = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    columns = power.gather(-1, column[:, None, None].expand(-1, power.shape[-1], 1))
+    quotient = columns.square().sum((-2, -1)) / (columns * (gram @ columns)).sum((-2, -1))
+    return tuple(quotient.where(known, math.nan).tolist())
 
 
-def _gram(rows: Tensor) -> Tensor:
+def _gram(matrices: Tensor) -> Tensor:
     """XXᵀ in float64; from float32 products where no square overflows or vanishes, in a third of the time."""
-    gram = widen(rows)
+    gram = widen(matrices)
     gram = (gram @ gram.mT).double()
-    lengths = gram.diagonal()
+    lengths = gram.diagonal(dim1=-2, dim2=-1)
     if gram.numel() and not (_SAFE[0] ** 2 < float(lengths.min()) and float(lengths.max()) < _SAFE[1] ** 2):
-        wide = rows.double()
+        wide = matrices.double()
         return wide @ wide.mT
     return gram
 
@@ -172,8 +189,14 @@ def summary(rms_tokens: Tensor) -> Summary:
     Raises:
         ValueError: if there is no element.
     """
-    median, p99, largest = quantiles(rms_tokens, (0.5, 0.99, 1.0))
-    return Summary(median, p99, largest, int(widen(rms_tokens).argmax()))
+    return summaries(rms_tokens.flatten()[None])[0]
+
+
+def summaries(rows: Tensor) -> list[Summary]:
+    """`summary` of each row of [K, N]."""
+    found = quantile_rows(rows, (0.5, 0.99, 1.0))
+    places = widen(rows).argmax(-1).tolist()
+    return [Summary(median, p99, top, at) for (median, p99, top), at in zip(found, places, strict=True)]
 
 
 class Peak(NamedTuple):

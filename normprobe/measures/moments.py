@@ -6,8 +6,7 @@ Dims: B batch, S tokens of a sample, N = B·S tokens, C features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,32 +35,61 @@ class Moments(NamedTuple):
     other_rms: float
 
 
-def moments(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Callable[[], Moments]:
-    """Look at a state with these norms; the call that is returned takes the rest from small tensors."""
-    sums = _sums(x_BSC, norms_N, tokens)
-    return partial(_moments, sums, norms_N, tokens, *_spread(x_BSC, sums, norms_N, tokens))
+class Sums(NamedTuple):
+    """Of one state, over its tokens that count.
+
+    Attributes:
+        weighted: of each sample Σ x, and Σ x / |x| without the tokens that are 0; [B, 2, C].
+        apart: mean and variance of all entries, where the mean leaves so little of their squares that sums in float32
+            do not tell; else None.
+    """
+
+    weighted: Tensor
+    apart: tuple[float, float] | None
 
 
-def _sums(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
-    """Over the tokens of each sample that count: Σ x, and Σ x / |x| without the tokens that are 0; [B, 2, C]."""
+def sums(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Sums:
+    """Look at a state whose tokens have these norms."""
+    weighted = _weighted(x_BSC, norms_N, tokens)
+    return Sums(weighted, _apart(x_BSC, weighted, norms_N, tokens))
+
+
+def moments(states: Sequence[Sums], norms_WN: Tensor, tokens: Tokens) -> list[Moments]:
+    """The moments of W states that have the same tokens."""
+    weighted = torch.stack([one.weighted for one in states])
+    batch, width = weighted.shape[1], weighted.shape[3]
+    counted = tokens.counted(norms_WN).double()
+    entries = counted.shape[-1] * width
+    means = weighted[:, :, 0].sum((1, 2), dtype=torch.float64) / entries
+    variances = counted.square().sum(-1) / entries - means.square()
+    spread = zip(means.tolist(), variances.where(variances.isfinite(), math.nan).tolist(), strict=True)
+    directed = weighted[:, :, 1].double().square().sum(-1)
+    directions = (tokens.weights * (norms_WN != 0)).view(len(states), batch, -1).sum(-1).double()
+    pairs = (directions * (directions - 1)).sum(-1)
+    cosines = ((directed - directions).sum(-1) / pairs.where(pairs > 0, math.nan)).tolist()
+    firsts, rests = (_medians(norms_WN[:, some] / math.sqrt(width)) for some in (tokens.first, tokens.rest))
+    rows = zip(states, spread, zip(cosines, firsts, rests, strict=True), strict=True)
+    told = ((one.apart or found, others) for one, found, others in rows)
+    return [Moments(mean, math.sqrt(variance), *others) for (mean, variance), others in told]
+
+
+def _weighted(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
     unit = (tokens.weights / norms_N).where(tokens.weights * norms_N > 0, 0.0)
     weights = torch.stack((tokens.weights, unit))
-    sums = weighted_sums(x_BSC, weights)
-    if tokens.kept is None or bool(sums.isfinite().all()):
-        return sums
+    found = weighted_sums(x_BSC, weights)
+    if tokens.kept is None or bool(found.isfinite().all()):
+        return found
     left_out = (tokens.weights == 0).view(*x_BSC.shape[:2], 1)  # 0 · NaN is NaN
     return weighted_sums(x_BSC.masked_fill(left_out, 0), weights)
 
 
-def _spread(x_BSC: Tensor, sums: Tensor, norms_N: Tensor, tokens: Tokens) -> tuple[float, float]:
-    """Mean and variance of all entries; where the mean leaves little of their squares they are taken about it anew."""
+def _apart(x_BSC: Tensor, weighted: Tensor, norms_N: Tensor, tokens: Tokens) -> tuple[float, float] | None:
+    """Mean and variance of all entries, taken about the mean."""
     counted = tokens.counted(norms_N).double()
     entries = len(counted) * x_BSC.shape[-1]
-    mean, square = float(sums[:, 0].sum(dtype=torch.float64)) / entries, float(counted.dot(counted)) / entries
-    if not math.isfinite(square):
-        return mean, math.nan
-    if not square - mean * mean < _NARROW * square:
-        return mean, square - mean * mean
+    mean, square = float(weighted[:, 0].sum(dtype=torch.float64)) / entries, float(counted.dot(counted)) / entries
+    if not math.isfinite(square) or not square - mean * mean < _NARROW * square:
+        return None
     apart = (stats.widen(rows) - mean for _, _, rows in pieces(x_BSC))
     found = [(rows.sum(-1), stats.norms(rows)) for rows in apart]
     totals, lengths = (tokens.counted(torch.cat(each)).double() for each in zip(*found, strict=True))
@@ -69,21 +97,6 @@ def _spread(x_BSC: Tensor, sums: Tensor, norms_N: Tensor, tokens: Tokens) -> tup
     return mean + first, max(0.0, second - first * first)
 
 
-def _moments(sums: Tensor, norms_N: Tensor, tokens: Tokens, mean: float, variance: float) -> Moments:
-    batch, _, width = sums.shape
-    directed = sums[:, 1].double()
-    directions = (tokens.weights * (norms_N != 0)).view(batch, -1).sum(-1).double()
-    pairs = float((directions * (directions - 1)).sum())
-    root = math.sqrt(width)
-    return Moments(
-        mean,
-        std=math.sqrt(variance),
-        token_cosine=float((directed.square().sum(-1) - directions).sum()) / pairs if pairs else math.nan,
-        first_rms=_median(norms_N[tokens.first]) / root,
-        other_rms=_median(norms_N[tokens.rest]) / root,
-    )
-
-
-def _median(values: Tensor) -> float:
+def _medians(rows: Tensor) -> tuple[float, ...]:
     """NaN where there is none."""
-    return stats.medians(values[None])[0] if values.numel() else math.nan
+    return stats.medians(rows) if rows.numel() else (math.nan,) * len(rows)

@@ -11,8 +11,10 @@ from torch import Tensor
 from normprobe import stats, theory
 from normprobe.capture.watch import Watched
 from normprobe.measures import massive
+from normprobe.measures.together import Together
 from normprobe.measures.trunk import Trunk
-from normprobe.measures.writes import WriteHandler, Written
+from normprobe.measures.writes import WriteHandler
+from normprobe.measures.written import Written, alike, tell
 from normprobe.records import Basis, Headroom, OpSite, Skipped, Stream, StreamMeasure, StreamState
 
 
@@ -27,7 +29,8 @@ def write_handlers(stream: Stream, padding: Sequence[Tensor] = (), seed: int = 0
     """
     told = [(branch, branch.feature_axis) for branch in stream.branches if branch.feature_axis is not None]
     shared = {axis: Trunk(axis, padding, seed) for _, axis in told}
-    return {branch.add: WriteHandler(shared[axis], branch) for branch, axis in told}
+    together = Together(tell, alike)
+    return {branch.add: WriteHandler(shared[axis], together, branch) for branch, axis in told}
 
 
 def read_stream(

@@ -73,3 +73,10 @@ def weighted_sums(x_BSC: Tensor, weights_KN: Tensor) -> Tensor:
 def row(x_BSC: Tensor, token: int) -> Tensor:
     """The features [C] of the token with this flat index."""
     return x_BSC[token // x_BSC.shape[1], token % x_BSC.shape[1]]
+
+
+def rows_at(x_BSC: Tensor, tokens: Tensor) -> Tensor:
+    """The features [R, C] of tokens given by their flat indices."""
+    if x_BSC.shape[0] == 1:
+        return x_BSC[0].index_select(0, tokens)
+    return x_BSC[tokens // x_BSC.shape[1], tokens % x_BSC.shape[1]]

@@ -6,7 +6,7 @@ Dims: B batch, S tokens of a sample, N = B·S tokens, C features.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from normprobe.measures.padding import fitting
 from normprobe.measures.tokens import as_tokens, norms
 
 SAMPLE = 32  # tokens behind the sampled numbers
-_MOST_WAITING = 16  # writes whose small tensors are held
 
 
 class Tokens(NamedTuple):
@@ -37,8 +36,8 @@ class Tokens(NamedTuple):
     weights: Tensor
 
     def counted(self, values_N: Tensor) -> Tensor:
-        """The values of the tokens that count."""
-        return values_N if self.kept is None else values_N[self.kept]
+        """The values [..., N] of the tokens that count."""
+        return values_N if self.kept is None else values_N[..., self.kept]
 
     @classmethod
     def of(cls, x_BSC: Tensor, padding: Tensor | None, seed: int) -> Tokens:
@@ -72,7 +71,6 @@ class Trunk:
     seed: int = 0
     _last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
     _counted: dict[tuple[int, int], Tokens] = field(default_factory=dict)
-    _waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def states(self, x: Tensor) -> Tensor:
         """`x` as [B, S, C].
@@ -103,16 +101,3 @@ class Trunk:
     def wrote(self, x: Tensor, norms_N: Tensor) -> None:
         """Keep the norms of a state while it lives; the tensor itself is not kept."""
         self._last = weakref.ref(x), x._version, norms_N
-
-    def later(self, work: Callable[[], None]) -> None:
-        """Take what small tensors are left to tell of several writes in one go, which costs a third: between the large
-        operations of a forward every other one finds the caches cold."""
-        self._waiting.append(work)
-        if len(self._waiting) >= _MOST_WAITING:
-            self.finish()
-
-    def finish(self) -> None:
-        """Do what waits."""
-        waiting, self._waiting = self._waiting, []
-        for work in waiting:
-            work()

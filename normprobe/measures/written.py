@@ -1,0 +1,196 @@
+"""What residual writes of one stream show, told of several together from the small tensors that each left.
+
+Dims: W writes, B batch, N tokens of all samples, K tokens that count, R sampled tokens, C features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from normprobe import stats
+from normprobe.measures.massive import Entry
+from normprobe.measures.moments import Moments, Sums, moments
+from normprobe.measures.trunk import Tokens
+
+Part = TypeVar("Part")
+Told = TypeVar("Told")
+
+
+class Sides(NamedTuple):
+    """Medians over the tokens where trunk or write are not 0.
+
+    Attributes:
+        entry: token RMS of the trunk before the write.
+        write: token RMS of the write.
+        ratio: RMS(write) / RMS(trunk before it).
+        share: RMS(write) / RMS(state after it).
+        cosine: between write and trunk.
+        angle: between the trunk before and the state after, in radians.
+    """
+
+    entry: float = math.nan
+    write: float = math.nan
+    ratio: float = math.nan
+    share: float = math.nan
+    cosine: float = math.nan
+    angle: float = math.nan
+
+
+class Norms(NamedTuple):
+    """Of every token of trunk and write, [N] each; their scalar product, NaN where the norms tell it."""
+
+    trunk: Tensor
+    write: Tensor
+    product: Tensor
+
+
+class Operands(NamedTuple):
+    """Sampled tokens of trunk and write, [R, C] each, and their factors in the sum."""
+
+    trunk: Tensor
+    write: Tensor
+    skip: float
+    factor: float
+
+
+class Seen(NamedTuple):
+    """What one write shows at once; the large tensors are gone afterwards.
+
+    Attributes:
+        shape, dtype: of the state.
+        tokens: which of it count.
+        norms: of every token, [N].
+        abs_max: largest |x|; `top` are the features [C] of its token.
+        massive: entries that stand out.
+        sampled: sampled tokens, [R, C].
+        sums: over the tokens.
+        sides, operands: of trunk and write; None where they were not seen apart.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tokens: Tokens
+    norms: Tensor
+    abs_max: float
+    top: Tensor
+    massive: tuple[Entry, ...]
+    sampled: Tensor
+    sums: Sums
+    sides: Norms | None
+    operands: Operands | None
+
+
+class Written(NamedTuple):
+    """Numbers of one write, before they are given their place. Unit: the stream's own.
+
+    Attributes:
+        shape, dtype: of the state.
+        tokens: how many tokens count.
+        rms: over the tokens that count, of the token RMS; `argmax` is a flat index over all tokens.
+        abs_max: largest |x|, at feature `channel`.
+        massive: entries that stand out.
+        stable_rank: of the matrix of the sampled tokens.
+        rounding: what rounding the sum to bfloat16 loses, RMS over the sampled tokens, as a share of the write's RMS.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    tokens: int
+    rms: stats.Summary
+    abs_max: float
+    channel: int
+    massive: tuple[Entry, ...]
+    stable_rank: float
+    rounding: float
+    moments: Moments
+    sides: Sides
+
+
+def alike(seen: Seen) -> Hashable:
+    """Writes with equal keys can be told together: their small tensors have the same shapes and tokens."""
+    return id(seen.tokens), seen.sampled.shape[-1], seen.sampled.dtype, seen.norms.device
+
+
+def tell(writes: Sequence[Seen]) -> list[Written]:
+    """The numbers of writes that are alike."""
+    tokens, width = writes[0].tokens, writes[0].sampled.shape[-1]
+    norms_WN = torch.stack([seen.norms for seen in writes])
+    columns = (
+        writes,
+        _summaries(norms_WN / math.sqrt(width), tokens),
+        torch.stack([seen.top for seen in writes]).abs().argmax(-1).tolist(),
+        stats.stable_ranks(torch.stack([seen.sampled for seen in writes])),
+        _known([seen.operands for seen in writes], _roundings, math.nan),
+        moments([seen.sums for seen in writes], norms_WN, tokens),
+        _known([_norms(seen) for seen in writes], lambda norms: _sides(norms, tokens, math.sqrt(width)), Sides()),
+    )
+    return [
+        Written(
+            shape=seen.shape,
+            dtype=str(seen.dtype).removeprefix("torch."),
+            tokens=len(tokens.first) + len(tokens.rest),
+            rms=rms,
+            abs_max=seen.abs_max,
+            channel=channel,
+            massive=seen.massive,
+            stable_rank=rank,
+            rounding=rounding,
+            moments=about,
+            sides=sides,
+        )
+        for seen, rms, channel, rank, rounding, about, sides in zip(*columns, strict=True)
+    ]
+
+
+def _known(parts: Sequence[Part | None], tell: Callable[[list[Part]], Sequence[Told]], unknown: Told) -> list[Told]:
+    """What those parts say that there are, and `unknown` for the others."""
+    there = [part for part in parts if part is not None]
+    told = iter(tell(there) if there else ())
+    return [unknown if part is None else next(told) for part in parts]
+
+
+def _summaries(rms_WN: Tensor, tokens: Tokens) -> list[stats.Summary]:
+    found = stats.summaries(tokens.counted(rms_WN))
+    return found if tokens.kept is None else [one._replace(argmax=int(tokens.kept[one.argmax])) for one in found]
+
+
+def _roundings(sums: Sequence[Operands]) -> tuple[float, ...]:
+    """What rounding each sum to bfloat16 loses, as a share of the write."""
+    trunk, write = (stats.widen(torch.stack(side)) for side in ([s.trunk for s in sums], [s.write for s in sums]))
+    skip, factor = (
+        trunk.new_tensor(each)[:, None, None] for each in ([s.skip for s in sums], [s.factor for s in sums])
+    )
+    added = factor * write
+    total = skip * trunk + added
+    lost, size = (torch.linalg.vector_norm(x, dim=(1, 2)) for x in (total.bfloat16().float() - total, added))
+    return tuple((lost / size).where(size != 0, math.nan).tolist())
+
+
+def _norms(seen: Seen) -> Tensor | None:
+    """Of trunk and write, their product, and of the state after, [4, N]."""
+    return None if seen.sides is None else torch.stack((*seen.sides, seen.norms))
+
+
+def _sides(norms: Sequence[Tensor], tokens: Tokens, root: float) -> list[Sides]:
+    norms_W4K = tokens.counted(torch.stack(list(norms))).double()
+    some = (norms_W4K[:, :2] != 0).any(1)
+    if bool(some.all()):
+        return _against(norms_W4K, root)
+    rows = (each[None, :, keep] for each, keep in zip(norms_W4K, some, strict=True))
+    return [_against(row, root)[0] if row.numel() else Sides(entry=0.0, write=0.0) for row in rows]
+
+
+def _against(norms_W4K: Tensor, root: float) -> list[Sides]:
+    """From the norms of trunk and write, what is known of their product, and the norms after; no token is 0 in both."""
+    trunk, write, product, after = norms_W4K.unbind(1)
+    product = product.where(~product.isnan(), (after.square() - trunk.square() - write.square()) / 2)
+    cosine = (product / (trunk * write)).clamp(-1, 1)
+    angle = torch.atan2(write * (1 - cosine.square()).sqrt(), trunk + write * cosine).where(after > 0, math.nan)
+    numbers = torch.stack((trunk / root, write / root, write / trunk, write / after, cosine, angle), 1)
+    found = stats.medians(numbers.float().flatten(0, 1))
+    return [Sides(*found[start : start + 6]) for start in range(0, len(found), 6)]
