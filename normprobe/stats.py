@@ -55,8 +55,7 @@ def norms(rows: Tensor) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(rows.detach(), dim=-1, dtype=dtype)
     if not found.numel():
         return found
-    low, high = (float(v) for v in found.aminmax())
-    if low > _SAFE[0] and high < _SAFE[1]:
+    if float(found.amin()) > _SAFE[0] and float(found.amax()) < _SAFE[1]:
         return found
     return token_rms(rows) * math.sqrt(rows.shape[-1])
 

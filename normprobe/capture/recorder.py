@@ -13,8 +13,9 @@ from torch._C import DisableTorchFunction
 from torch.jit import ScriptModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.calls import CallSpec
 from normprobe.capture.composites import COMPOSITES, arguments_of, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import compiles, untouched
@@ -263,7 +264,7 @@ class _Recorder:
         return self.trace.calls[self.stack[-1]].path if self.stack else "."
 
 
-class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Dispatch(DispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, recorder: _Recorder) -> None:

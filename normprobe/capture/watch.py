@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import untouched, without_autocast
 from normprobe.capture.invoke import Inputs, invoke
@@ -38,6 +39,9 @@ class Handler:
 
     def settled(self) -> None:
         """Autograd knows of the output too, and no later operation has changed it yet."""
+
+
+_DEAF = frozenset({Handler.before, Handler.after, Handler.settled})  # do nothing, and need no preparation
 
 
 @dataclass(frozen=True)
@@ -200,18 +204,29 @@ class Watcher:
             self._tell(site, self.handlers[site].settled)
 
     def _tell(self, site: OpSite, method: Callable[..., None], *arguments: Any) -> None:
-        if site in self.failed:
+        if getattr(method, "__func__", None) in _DEAF or site in self.failed:
             return
         try:
-            with _disable_current_modes(), without_autocast(), torch.no_grad():
+            with self._alone(), without_autocast(), torch.no_grad():
                 method(*arguments)
         except ValueError as error:  # a handler's own words
             self.failed[site] = str(error)
         except Exception as error:  # what cannot be measured must not stop the forward; the caller reports it
             self.failed[site] = f"looking at it raised {type(error).__name__}: {error}"
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No mode sees a handler's own operations. To ask costs less than to take no modes off."""
+        ours = _get_current_function_mode() is self.functions  # type: ignore[no-untyped-call]
+        dispatched = torch._C._len_torch_dispatch_stack() > 0
+        with (
+            _pop_mode_temporarily() if ours else nullcontext(),
+            _disable_current_modes() if dispatched else nullcontext(),
+        ):
+            yield
 
-class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+
+class _Dispatch(DispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, watcher: Watcher) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.storage import storage_of
 
 
@@ -75,12 +76,12 @@ class Keeper:
                 held.clear()
                 self.wrote = True
 
-    def mode(self) -> TorchDispatchMode:
+    def mode(self) -> DispatchMode:
         """A mode under which every write is reported."""
         return _Writes(self)
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Writes(DispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, keeper: Keeper) -> None:

@@ -6,10 +6,10 @@ head width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from normprobe.capture.composites import scores
 from normprobe.capture.watch import Handler
 from normprobe.measures import logit_masks as masks
 from normprobe.measures.logit_rows import sampled_rows
-from normprobe.measures.logits import Lengths, LogitStats, largest_seen, lengths, logit_stats, row_stats
+from normprobe.measures.logits import LogitStats, RowStats, joined, largest_seen, logit_stats, row_stats
 from normprobe.measures.padding import fitting
 from normprobe.measures.qk import QKHandler
+from normprobe.measures.qk_norms import Lengths, Norms, norms
+from normprobe.measures.together import Together
 from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits, Margins
 
 _TOLD = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "sink"
@@ -51,6 +53,39 @@ class _Operands:
         return cls(q, k, 1.0, logits_BHRT, first_B=first_B, sinks=sinks)
 
 
+class Seen(NamedTuple):
+    """What one site shows at once; the large tensors are gone afterwards.
+
+    Attributes:
+        rows: of the sampled query rows, which are this `share` of all.
+        all_rows: tells what all rows show, from small tensors.
+    """
+
+    rows: RowStats
+    share: float
+    all_rows: Callable[[], Lengths]
+
+
+Told = tuple[LogitStats, Lengths]
+
+
+def alike(seen: Seen) -> Hashable:
+    """Sites with equal keys can be told together, as if their heads were those of one."""
+    top = seen.rows.top
+    return top.shape[0], top.shape[2], top.dtype, top.device, seen.share
+
+
+def tell(sites: Sequence[Seen]) -> list[Told]:
+    """The statistics of sites that are alike."""
+    every = logit_stats(joined([seen.rows for seen in sites], 1), sites[0].share)
+    told, start = [], 0
+    for seen in sites:
+        stop = start + seen.rows.top.shape[1]
+        told.append((LogitStats(*(column[start:stop] for column in every)), seen.all_rows()))
+        start = stop
+    return told
+
+
 class LogitHandler(Handler):
     """Measures one attention site.
 
@@ -61,11 +96,25 @@ class LogitHandler(Handler):
     exact. Rows and keys that are padding are left out.
     """
 
-    def __init__(self, site: AttentionSite, seed: int, padding: Sequence[Tensor] = (), exact: bool = False) -> None:
+    def __init__(
+        self,
+        site: AttentionSite,
+        seed: int,
+        padding: Sequence[Tensor] = (),
+        exact: bool = False,
+        together: Together[Seen, Told] | None = None,
+    ) -> None:
         self.site, self.seed, self.padding, self.exact = site, seed, padding, exact
+        self.together = together or Together(tell, alike)
         self.length = 0
-        self.measure: AttentionMeasure | None = None
+        self._measure: AttentionMeasure | None = None
         self.qk = None if site.product is None else QKHandler(site.product, site.softcap is not None, self._sample)
+
+    @property
+    def measure(self) -> AttentionMeasure | None:
+        """The numbers; None where the site was not seen."""
+        self.together.finish()
+        return self._measure
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Take the statistics from q and k, or from the logits where the operation is a softmax."""
@@ -83,15 +132,13 @@ class LogitHandler(Handler):
         k = masks.four_axes(arguments["key"], q.shape[1])
         scale = arguments.get("scale")
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        bias = arguments.get("attn_mask", arguments.get("attn_bias"))
+        added = arguments.get("attn_mask", arguments.get("attn_bias"))
         rows, queries, keys = self._rows(q), self._padding(q), self._padding(k)
-        mask = None if bias is None else masks.four_axes_of_mask(bias, arguments["query"].shape[:-2], q.shape[:2])
+        mask = None if added is None else masks.four_axes_of_mask(added, arguments["query"].shape[:-2], q.shape[:2])
         causal = bool(arguments.get("is_causal", False))
         chosen = masks.with_causal(masks.taken(mask, rows), rows, k.shape[2], causal)
-        all_rows = lengths(q, k, scale, queries, keys)
-        if mask is not None and mask.is_floating_point():
-            biases = zip(all_rows.bound, masks.largest(mask, q.shape[1]), strict=True)
-            all_rows = all_rows._replace(bound=tuple(b + most for b, most in biases))
+        bias = masks.largest(mask, q.shape[1]) if mask is not None and mask.is_floating_point() else None
+        all_rows = partial(_all_rows, norms(q, k, queries, keys), scale, bias)
         chosen = masks.without_padding(chosen, queries, rows)
         operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap, _first(keys))
         self._finish(operands, all_rows, q, rows)
@@ -103,12 +150,12 @@ class LogitHandler(Handler):
             masks.largest(scores(arguments, some)[0], q.shape[1], None if queries is None else queries[:, some])
             for some in torch.split(torch.arange(q.shape[2], device=q.device), len(rows))
         ]
-        _, q_rms, k_rms = lengths(q, k, 1.0, queries, keys)
-        all_rows = Lengths(tuple(torch.tensor(bounds).amax(0).tolist()), q_rms, k_rms)  # NaN wins
+        bound = tuple(torch.tensor(bounds).amax(0).tolist())  # NaN wins
+        all_rows = norms(q, k, queries, keys).lengths(1.0)._replace(bound=bound)
         logits, products = scores(arguments, rows)
         chosen = masks.rows_without_padding(masks.hide(logits), queries, rows)
         uncapped = None if self.site.softcap is None else largest_seen(products, chosen)
-        self._finish(_Operands.of_logits(chosen, _first(keys)), all_rows, q, rows, uncapped)
+        self._finish(_Operands.of_logits(chosen, _first(keys)), lambda: all_rows, q, rows, uncapped)
 
     def _from_logits(self, arguments: Mapping[str, Any]) -> None:
         if not any(word in self.site.kernel for word in ("softmax", "aten.exp", "unknown")):
@@ -127,7 +174,7 @@ class LogitHandler(Handler):
         rms = (unknown, unknown) if self.qk is None else self.qk.rms(logits, queries, keys)
         all_rows = Lengths(masks.largest(logits, logits.shape[1], queries), *rms)
         operands = _Operands.of_logits(chosen, _first(keys), sinks)
-        self._finish(operands, all_rows, logits, rows, self._uncapped(chosen))
+        self._finish(operands, lambda: all_rows, logits, rows, self._uncapped(chosen))
 
     def _uncapped(self, chosen_BHRT: Tensor) -> tuple[float | None, ...] | None:
         """The largest logits of the sampled rows before a soft cap, by q·kᵀ; None where there is no cap."""
@@ -152,29 +199,32 @@ class LogitHandler(Handler):
     def _finish(
         self,
         operands: _Operands,
-        all_rows: Lengths,
+        all_rows: Callable[[], Lengths],
         source: Tensor,
         rows: Tensor,
         uncapped: tuple[float | None, ...] | None = None,
     ) -> None:
-        share = len(rows) / max(1, source.shape[2])
-        columns = [tuple(chain.from_iterable(parts)) for parts in zip(*_statistics(operands, share), strict=True)]
+        looked, every = source.shape[0] * len(rows), source.shape[2]
+        dtype = str(source.dtype).removeprefix("torch.")
+        basis = Basis(unit="logit", dtype=dtype, count=looked, exact=len(rows) == every)
+        seen = Seen(_look(operands), len(rows) / max(1, every), all_rows)
+        self.together.add(seen, partial(self._tell, basis, operands.sinks is not None, uncapped))
+
+    def _tell(self, basis: Basis, sinks: bool, uncapped: tuple[float | None, ...] | None, told: Told) -> None:
+        logits, all_rows = told
+        columns: list[Sequence[float | None]] = list(logits)
         if uncapped is not None:
             columns[_TOLD.index("uncapped_max")] = uncapped
-        if operands.sinks is None:
+        if not sinks:
             columns[_TOLD.index("sink")] = columns[-1] = (None,) * len(columns[0])
-        looked = source.shape[0] * len(rows)
-        self.measure = AttentionMeasure(
-            path=self.site.path,
-            basis=Basis(
-                unit="logit",
-                dtype=str(source.dtype).removeprefix("torch."),
-                count=looked,
-                exact=len(rows) == source.shape[2],
-            ),
-            rows=looked,
-            heads=tuple(_head(i, *row) for i, row in enumerate(zip(*columns, *all_rows, strict=True))),
-        )
+        heads = tuple(_head(i, *row) for i, row in enumerate(zip(*columns, *all_rows, strict=True)))
+        self._measure = AttentionMeasure(path=self.site.path, basis=basis, rows=basis.count, heads=heads)
+
+
+def _all_rows(norms: Norms, scale: float, bias: Sequence[float] | None) -> Lengths:
+    """What queries and keys tell of all rows, with the largest bias of each head."""
+    told = norms.lengths(scale)
+    return told if bias is None else told._replace(bound=tuple(map(sum, zip(told.bound, bias, strict=True))))
 
 
 def _head(index: int, *numbers: Any) -> HeadLogits:
@@ -197,13 +247,14 @@ def _parted(logits: Tensor, rows: Tensor, sinks: tuple[int, int]) -> tuple[Tenso
     return keys, logits[..., start:stop].index_select(2, rows)
 
 
-def _statistics(operands: _Operands, share: float) -> Iterator[LogitStats]:
-    """Statistics of consecutive groups of heads, so many heads and rows in one go that their logits stay small."""
+def _look(operands: _Operands) -> RowStats:
+    """All rows of all heads, so many in one go that their logits stay small."""
     q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
     key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
     a_row = q.shape[0] * group * k.shape[2]
     height = max(1, min(q.shape[2], _PIECE // max(1, a_row)))
     step = max(1, _PIECE // max(1, a_row * height))
+    looked = []
     for start in range(0, key_heads, step):
         stop = min(key_heads, start + step)
         heads = slice(start * group, stop * group)
@@ -213,7 +264,8 @@ def _statistics(operands: _Operands, share: float) -> Iterator[LogitStats]:
             few, sunk = (None if each is None else _part(each, heads, rows) for each in (mask, operands.sinks))
             some = q[:, heads, rows], k[:, start:stop], operands.scale, few, operands.softcap
             parts.append(row_stats(*some, first_B=operands.first_B, sinks=sunk))
-        yield logit_stats(parts, share)
+        looked.append(joined(parts, -1))
+    return joined(looked, 1)
 
 
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.wrappers import wrapped_forwards
@@ -106,7 +106,7 @@ def _size(tree: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(DispatchMode):
     """Counts the operations of the norm that runs."""
 
     def __init__(self) -> None:

@@ -10,12 +10,13 @@ from torch import nn
 from normprobe.capture.guard import without_autocast
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
-from normprobe.measures.attention import LogitHandler
+from normprobe.measures.attention import LogitHandler, alike, tell
 from normprobe.measures.finite import all_finite, first_broken_module
 from normprobe.measures.initialisation import measure_initialisation
 from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.padding import padding_masks, undecided
 from normprobe.measures.residual import read_stream, write_handlers
+from normprobe.measures.together import Together
 from normprobe.measures.writes import WriteHandler
 from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
 
@@ -56,7 +57,8 @@ def measure_signal(
         return Measurements(), (Skipped(what="the signal", why="tensors on the meta device hold no numbers"),)
     padding = padding_masks(inputs)
     writes = {stream.name: write_handlers(stream, padding, seed) for stream in anatomy.streams}
-    logits = [(site.site, LogitHandler(site, seed, padding, exact)) for site in anatomy.attention]
+    together = Together(tell, alike)
+    logits = [(site.site, LogitHandler(site, seed, padding, exact, together)) for site in anatomy.attention]
     handlers: dict[OpSite, Handler] = {h.qk.product.site: h.qk for _, h in logits if h.qk is not None}
     handlers.update(logits)
     for per_stream in writes.values():
@@ -64,7 +66,7 @@ def measure_signal(
     watched = watch(model, inputs, handlers, everywhere=everywhere)
     with without_autocast():
         streams, skipped = _streams(anatomy, writes, logits, watched)
-    attention, unseen = _attention(logits, watched)
+        attention, unseen = _attention(logits, watched)
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
@@ -110,8 +112,9 @@ def _attention(
     measures: list[AttentionMeasure] = []
     skipped: list[Skipped] = []
     for site, handler in logits:
-        if handler.measure is not None:
-            measures.append(handler.measure)
+        measure = handler.measure
+        if measure is not None:
+            measures.append(measure)
         else:
             why = watched.reason(site) or "the handler was told of no arguments"
             skipped.append(Skipped(what=f"attention logits {site.path}#{site.op}:{site.ordinal}", why=why))

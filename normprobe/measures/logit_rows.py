@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 ROWS = 64  # query rows that are looked at
 
 
+@lru_cache(maxsize=8)
 def sampled_rows(count: int, seed: int, exact: bool = False) -> Tensor:
-    """All of `count` rows where there are at most `ROWS` or `exact` asks for them, else a seeded sample of as many."""
+    """All of `count` rows where there are at most `ROWS` or `exact` asks for them, else a seeded sample of as many.
+
+    All sites of a model ask for the same: the tensor is shared.
+    """
     return torch.arange(count) if exact or count <= ROWS else one_of_each(count, seed)
 
 

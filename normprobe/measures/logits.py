@@ -105,15 +105,19 @@ def largest_seen(logits: Tensor, mask: Tensor) -> tuple[float, ...]:
     return tuple(_largest(_tops(logits, hidden)[..., 0]).tolist())
 
 
-def logit_stats(parts: Sequence[RowStats], share: float = 1.0) -> LogitStats:
-    """Statistics over all samples and rows of all parts, which are this share of all rows.
+def joined(parts: Sequence[RowStats], axis: int) -> RowStats:
+    """More rows of the same heads (axis -1), or other heads (axis 1)."""
+    return parts[0] if len(parts) == 1 else RowStats(*(torch.cat(each, axis) for each in zip(*parts, strict=True)))
+
+
+def logit_stats(rows: RowStats, share: float = 1.0) -> LogitStats:
+    """Statistics over all samples and rows, which are this share of all rows.
 
     Returns:
         One number a head. Rows without a key are left out; rows with one key are left out of entropy and saturation.
         NaN where nothing is left, and wherever a head has a NaN, masked or not. Margins are those of
         `records.Margins`, 0 where `share` is 1.
     """
-    rows = parts[0] if len(parts) == 1 else RowStats(*(torch.cat(each, -1) for each in zip(*parts, strict=True)))
     some, several = rows.seen > 0, rows.seen > 1
     entropy = rows.entropy / rows.seen.clamp(min=2).log()
     whole = rows.total + rows.sunk
@@ -218,57 +222,3 @@ def _deviation(rows: RowStats) -> tuple[Tensor, Tensor]:
 def _mean(rows_BHR: Tensor, chosen: Tensor) -> Tensor:
     """Mean over the chosen rows, a head; NaN where there is none."""
     return rows_BHR.masked_fill(~chosen, 0.0).sum((0, 2)) / chosen.sum((0, 2))
-
-
-class Lengths(NamedTuple):
-    """L2 norms of all queries and keys, a query head: the largest, and the RMS of their entries."""
-
-    bound: tuple[float, ...]
-    q_rms: tuple[float | None, ...]
-    k_rms: tuple[float | None, ...]
-
-
-def lengths(
-    q: Tensor,
-    k: Tensor,
-    scale: float | Tensor,
-    queries_BQ: Tensor | None = None,
-    keys_BT: Tensor | None = None,
-) -> Lengths:
-    """max|q| · max|k| · |scale| per query head, by Cauchy-Schwarz a bound on |logit| before softcap; RMS of q and k.
-
-    Args:
-        q: [B, H, Q, D], all query rows, any real dtype.
-        k: [B, K, T, D] with H a multiple of K.
-        scale: a number, or a tensor with one factor a head (any shape that holds H or one element).
-        queries_BQ: True for queries to leave out, and `keys_BT` for keys; None: none.
-
-    Returns:
-        One number a query head; NaN where a row of the head has one.
-
-    Raises:
-        ValueError: if H is not a multiple of K.
-    """
-    heads, key_heads = q.shape[1], k.shape[1]
-    if heads % key_heads:
-        raise ValueError(f"{heads} query heads do not share {key_heads} key heads evenly")
-    queries, keys = _left(stats.norms(q), queries_BQ), _left(stats.norms(k), keys_BT)
-    keys = keys.repeat_interleave(heads // key_heads, 1)
-    longest = queries.amax((0, 2)) * keys.amax((0, 2))
-    factor = scale.detach().abs().flatten().to(longest) if isinstance(scale, Tensor) else abs(scale)
-    width = q.shape[-1]
-    rms = entry_rms(queries, width, queries_BQ), entry_rms(keys, width, keys_BT)
-    return Lengths(tuple((longest * factor).tolist()), *rms)
-
-
-def entry_rms(norms_BHN: Tensor, width: int, padding_BN: Tensor | None = None) -> tuple[float, ...]:
-    """RMS of the entries of the rows of each head that have these norms; NaN where no row is left."""
-    batch, _, rows = norms_BHN.shape
-    left = batch * rows if padding_BN is None else int((~padding_BN).sum())
-    total = _left(norms_BHN, padding_BN).double().square().sum((0, 2))
-    return tuple((total / (left * width) if left else total + math.nan).sqrt().tolist())
-
-
-def _left(norms_BHN: Tensor, padding_BN: Tensor | None) -> Tensor:
-    """The norms of rows that are no padding, 0 for the others."""
-    return norms_BHN if padding_BN is None else norms_BHN.masked_fill(padding_BN[:, None], 0.0)

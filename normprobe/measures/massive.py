@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     share: float
 
 
-def find(x_BSC: Tensor, peaks_N: Tensor, norms_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]:
+def find(x_BSC: Tensor, peaks_N: Tensor, largest: float, norms_N: Tensor, sample_RC: Tensor) -> tuple[Entry, ...]:
     """The entries of one state of the stream with |x| > `RATIO` · median |x|, largest first.
 
     Sun et al. 2024 (Massive Activations in Large Language Models, sec. 2) speak of |x| > 100 and about 1,000
@@ -38,7 +38,7 @@ def find(x_BSC: Tensor, peaks_N: Tensor, norms_N: Tensor, sample_RC: Tensor) -> 
 
     Args:
         x_BSC: the state.
-        peaks_N: the largest |x| of every token; 0 for tokens that do not count.
+        peaks_N: the largest |x| of every token, 0 for tokens that do not count; `largest` of them all.
         norms_N: the L2 norm of every token.
         sample_RC: some of its tokens, whose median |x| stands for that of all.
 
@@ -46,7 +46,6 @@ def find(x_BSC: Tensor, peaks_N: Tensor, norms_N: Tensor, sample_RC: Tensor) -> 
         At most `MOST` entries. None where more than `SHARE` of the entries stand out (a sparse stream), or
         where the median is 0 or an entry is not finite.
     """
-    largest = float(peaks_N.max())
     if not math.isfinite(largest):
         return ()
     median = float(sample_RC[:: -(-sample_RC.numel() // _SAMPLE)].abs().median())

@@ -74,7 +74,7 @@ def moments(states: Sequence[Sums], norms_WN: Tensor, tokens: Tokens) -> list[Mo
 
 
 def _weighted(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
-    unit = (tokens.weights / norms_N).where(tokens.weights * norms_N > 0, 0.0)
+    unit = (tokens.weights / norms_N).nan_to_num_(0.0, 0.0)
     weights = torch.stack((tokens.weights, unit))
     found = weighted_sums(x_BSC, weights)
     if tokens.kept is None or bool(found.isfinite().all()):
@@ -85,9 +85,9 @@ def _weighted(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
 
 def _apart(x_BSC: Tensor, weighted: Tensor, norms_N: Tensor, tokens: Tokens) -> tuple[float, float] | None:
     """Mean and variance of all entries, taken about the mean."""
-    counted = tokens.counted(norms_N).double()
+    counted = tokens.counted(norms_N)
     entries = len(counted) * x_BSC.shape[-1]
-    mean, square = float(weighted[:, 0].sum(dtype=torch.float64)) / entries, float(counted.dot(counted)) / entries
+    mean, square = float(weighted[:, 0].sum()) / entries, float(counted.dot(counted)) / entries
     if not math.isfinite(square) or not square - mean * mean < _NARROW * square:
         return None
     apart = (stats.widen(rows) - mean for _, _, rows in pieces(x_BSC))

@@ -13,7 +13,7 @@ from torch import Tensor
 from normprobe import stats
 from normprobe.capture.watch import Handler
 from normprobe.measures.logit_masks import four_axes
-from normprobe.measures.logits import entry_rms
+from normprobe.measures.qk_norms import entry_rms
 from normprobe.records.anatomy import QKProduct
 
 

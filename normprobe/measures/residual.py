@@ -15,7 +15,7 @@ from normprobe.measures.together import Together
 from normprobe.measures.trunk import Trunk
 from normprobe.measures.writes import WriteHandler
 from normprobe.measures.written import Written, alike, tell
-from normprobe.records import Basis, Headroom, OpSite, Skipped, Stream, StreamMeasure, StreamState
+from normprobe.records import Basis, Branch, Headroom, OpSite, Skipped, Stream, StreamMeasure, StreamState
 
 
 def write_handlers(stream: Stream, padding: Sequence[Tensor] = (), seed: int = 0) -> dict[OpSite, WriteHandler]:
@@ -61,11 +61,12 @@ def read_stream(
     seen = [(site, written) for site, written in writes.items() if written is not None]
     if not seen:
         return None, tuple(skipped)
-    first, axis = seen[0][1], _axis(stream, seen[0][0])
+    merged = _merged(stream)
+    first, axis = seen[0][1], _axis(merged[seen[0][0]])
     measure = StreamMeasure(
         stream=stream.name,
         basis=Basis(unit="1", dtype=first.dtype, count=first.tokens),
-        states=tuple(_placed(stream, site, written, lengths) for site, written in seen),
+        states=tuple(_placed(merged[site], written, lengths) for site, written in seen),
         headroom=_headroom(max((written.abs_max for _, written in seen), key=_nan_last)),
         massive=massive.merge(
             [written.massive for _, written in seen], lambda token: position(token, first.shape, axis, lengths)
@@ -114,19 +115,26 @@ def _missing(site: OpSite, handler: WriteHandler, watched: Watched) -> str | Non
     return "no output was seen" if why is None and handler.written() is None else why
 
 
-def _placed(stream: Stream, site: OpSite, written: Written, lengths: Collection[int]) -> StreamState:
-    merged = [i for i, branch in enumerate(stream.branches) if branch.add == site]
-    last = stream.branches[merged[-1]]
+def _merged(stream: Stream) -> dict[OpSite, list[tuple[int, Branch]]]:
+    """The branches that each add writes, with their places in the stream."""
+    merged: dict[OpSite, list[tuple[int, Branch]]] = {}
+    for index, branch in enumerate(stream.branches):
+        merged.setdefault(branch.add, []).append((index, branch))
+    return merged
+
+
+def _placed(merged: Sequence[tuple[int, Branch]], written: Written, lengths: Collection[int]) -> StreamState:
+    index, last = merged[-1]
     return StreamState(
-        branch=merged[-1],
+        branch=index,
         path=last.path,
         block=last.block,
-        kind="+".join(dict.fromkeys(stream.branches[i].kind for i in merged)),
+        kind="+".join(dict.fromkeys(branch.kind for _, branch in merged)),
         rms_median=written.rms.median,
         rms_p99=written.rms.p99,
         rms_max=written.rms.max,
         rms_argmax=written.rms.argmax,
-        position=position(written.rms.argmax, written.shape, _axis(stream, site), lengths),
+        position=position(written.rms.argmax, written.shape, _axis(merged), lengths),
         abs_max=written.abs_max,
         abs_argmax_channel=written.channel,
         mean=written.moments.mean,
@@ -145,9 +153,9 @@ def _placed(stream: Stream, site: OpSite, written: Written, lengths: Collection[
     )
 
 
-def _axis(stream: Stream, site: OpSite) -> int:
+def _axis(merged: Sequence[tuple[int, Branch]]) -> int:
     """The axis of the features at a write that was measured."""
-    return next(b.feature_axis for b in stream.branches if b.add == site and b.feature_axis is not None)
+    return next(branch.feature_axis for _, branch in merged if branch.feature_axis is not None)
 
 
 def position(token: int, shape: Sequence[int], feature_axis: int, lengths: Collection[int] = ()) -> int:

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.watch import Handler, watch
@@ -127,7 +128,7 @@ class _Write(Handler):
         self.found.keep("stream", self.branch.path, output, self.branch.add)
 
 
-class _Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Reductions(DispatchMode):
     """Counts the operations that sum half-precision numbers and give half precision back."""
 
     def __init__(self, found: Snapshots, inside: list[str]) -> None:

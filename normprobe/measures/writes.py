@@ -35,26 +35,23 @@ class WriteHandler(Handler):
     def __init__(self, shared: Trunk, together: Together[Seen, Written], branch: Branch) -> None:
         self.shared, self.together = shared, together
         self.trunk, self.op, self.apart = branch.trunk, branch.add.op, branch.apart
+        self.in_place = any(part.endswith("_") for part in self.op.split("."))  # as torch names its operations
         self._written: Written | None = None
         self._sides: Norms | None = None
         self._operands: Operands | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
-        """Compare the operands; an add in place will overwrite one of them."""
+        """Compare the operands of an add in place, which will overwrite one of them."""
         self._sides = self._operands = None
-        operands = _operands(arguments)
-        if len(operands) == 2 and self.apart:
-            scales = factors(self.op, arguments)
-            trunk, write = operands[self.trunk], operands[1 - self.trunk]
-            if trunk.shape != write.shape:
-                shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
-                trunk, write = trunk.expand(shape), write.expand(shape)
-            self._compare(trunk, write, scales[self.trunk], scales[1 - self.trunk])
+        if self.in_place:
+            self._compare_operands(arguments)
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Take the numbers of the stream as it is now."""
         if len(_operands(arguments)) != 2:
             self._accumulated(arguments, output)
+        elif not self.in_place:
+            self._compare_operands(arguments)
         x_BSC, norms_N = self.shared.states(output), self.shared.norms(output)
         self.shared.wrote(output, norms_N)
         tokens = self.shared.tokens(x_BSC)
@@ -63,14 +60,15 @@ class WriteHandler(Handler):
             tops = tops.where(tokens.weights > 0, 0.0)
         top = int(tops.argmax())  # NaN counts as the largest
         sampled = stats.widen(rows_at(x_BSC, tokens.sample))
+        abs_max = float(tops[top])
         seen = Seen(
             shape=tuple(output.shape),
             dtype=output.dtype,
             tokens=tokens,
             norms=norms_N,
-            abs_max=float(tops[top]),
+            abs_max=abs_max,
             top=row(x_BSC, top).clone(),
-            massive=massive.find(x_BSC, tops, norms_N, sampled),
+            massive=massive.find(x_BSC, tops, abs_max, norms_N, sampled),
             sampled=sampled,
             sums=sums(x_BSC, norms_N, tokens),
             sides=self._sides,
@@ -86,6 +84,17 @@ class WriteHandler(Handler):
         self.together.finish()
         return self._written
 
+    def _compare_operands(self, arguments: Mapping[str, Any]) -> None:
+        operands = _operands(arguments)
+        if len(operands) != 2 or not self.apart:
+            return
+        scales = factors(self.op, arguments)
+        trunk, write = operands[self.trunk], operands[1 - self.trunk]
+        if trunk.shape != write.shape:
+            shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
+            trunk, write = trunk.expand(shape), write.expand(shape)
+        self._compare(trunk, write, scales[self.trunk], scales[1 - self.trunk])
+
     def _accumulated(self, arguments: Mapping[str, Any], output: Tensor) -> None:
         """`addmm` and its kin: the first operand is added to a product that is not there by itself."""
         accumulator, beta = arguments.get("self", output), float(arguments.get("beta", 1))
@@ -97,13 +106,15 @@ class WriteHandler(Handler):
     def _compare(self, trunk: Tensor, write: Tensor, skip: float, factor: float) -> None:
         """Keep the norms of trunk and write, and what bfloat16 would lose of their sum."""
         t_BSC, w_BSC = self.shared.states(trunk), self.shared.states(write)
-        skipped, added = self.shared.norms(trunk) * abs(skip), norms(w_BSC) * abs(factor)
-        product = torch.full_like(skipped, math.nan)
+        skipped, added = _times(self.shared.norms(trunk), skip), _times(norms(w_BSC), factor)
+        product = None
         exact = trunk.dtype in (torch.float32, torch.float64)
         unclear = added < _SMALL * skipped if exact else torch.ones_like(skipped, dtype=torch.bool)
-        for some in torch.split(unclear.nonzero().flatten(), max(1, PIECE // t_BSC.shape[-1])):
-            products = stats.widen(rows_at(t_BSC, some)) * stats.widen(rows_at(w_BSC, some))
-            product[some] = products.sum(-1).to(product.dtype) * (skip * factor)
+        if bool(unclear.any()):
+            product = torch.full_like(skipped, math.nan)
+            for some in torch.split(unclear.nonzero().flatten(), max(1, PIECE // t_BSC.shape[-1])):
+                products = stats.widen(rows_at(t_BSC, some)) * stats.widen(rows_at(w_BSC, some))
+                product[some] = products.sum(-1).to(product.dtype) * (skip * factor)
         self._sides = Norms(skipped, added, product)
         sample = self.shared.tokens(t_BSC).sample
         self._operands = Operands(rows_at(t_BSC, sample), rows_at(w_BSC, sample), skip, factor)
@@ -120,6 +131,10 @@ def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
     if "rsub" in op:
         return -alpha, 1.0
     return 1.0, -alpha if "sub" in op else alpha
+
+
+def _times(norms_N: Tensor, factor: float) -> Tensor:
+    return norms_N if abs(factor) == 1 else norms_N * abs(factor)
 
 
 def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:

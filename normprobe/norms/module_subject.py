@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.calls import CallSpec, TensorSpec
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.rebuild import floating_tensors, rebuild
@@ -30,7 +30,7 @@ class Tail:
     position: int
 
 
-class _Before(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Before(DispatchMode):
     """Keeps what the last call of a tail's operation was given."""
 
     def __init__(self, tail: Tail) -> None:

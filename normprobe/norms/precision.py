@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from normprobe.capture.modes import DispatchMode
 from normprobe.norms.fit import Fit
 from normprobe.norms.subject import Instance
 from normprobe.records.norms import Reduction, WeightMultiply
@@ -59,7 +59,7 @@ class Op:
         return place < len(self.given) and self.given[place]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []

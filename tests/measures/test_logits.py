@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normprobe.measures.logit_rows import one_of_each
-from normprobe.measures.logits import LogitStats, RowStats, lengths, logit_stats, row_stats
+from normprobe.measures.logits import LogitStats, RowStats, logit_stats, row_stats
+from normprobe.measures.qk_norms import Lengths, norms
 
 NAN, INF = math.nan, math.inf
+
+
+def lengths(q: Tensor, k: Tensor, scale: float | Tensor) -> Lengths:
+    return norms(q, k).lengths(scale)
 
 
 def sampled_logit_stats(
     q: Tensor, k: Tensor, scale: float | Tensor, mask: Tensor | None = None, softcap: float | None = None
 ) -> LogitStats:
-    return logit_stats([row_stats(q, k, scale, mask, softcap)])
+    return logit_stats(row_stats(q, k, scale, mask, softcap))
 
 
 def reference(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> list[list[float]]:
@@ -171,7 +176,7 @@ def drawn(spread: float, tokens: int) -> tuple[LogitStats, list[LogitStats]]:
     q = q * (spread * torch.randn(1, 300, tokens, 1, generator=generator)).exp()
     rows = row_stats(q, torch.randn(1, 300, 16, 4, generator=generator), 0.5)
     samples = [RowStats(*(x[..., one_of_each(tokens, seed)] for x in rows)) for seed in range(6)]
-    return logit_stats([rows]), [logit_stats([some], 64 / tokens) for some in samples]
+    return logit_stats(rows), [logit_stats(some, 64 / tokens) for some in samples]
 
 
 @pytest.mark.parametrize("tokens", [160, 512])
@@ -205,7 +210,7 @@ def test_the_interval_of_a_mean_widens_with_few_rows_and_with_rows_far_off(rows:
 
 def test_rows_that_are_alike_leave_no_doubt_and_two_rows_leave_it_unknown() -> None:
     q, k = torch.ones(1, 1, 8, 4), torch.randn(1, 1, 6, 4)
-    alike = logit_stats([row_stats(q, k, 1.0)], 0.5)
+    alike = logit_stats(row_stats(q, k, 1.0), 0.5)
     assert (alike.std_margin[0], alike.entropy_margin[0]) == pytest.approx((0.0, 0.0), abs=1e-6)
     two = logit_stats([row_stats(q[:, :, :2], k, 1.0)], 0.5)
     assert math.isnan(two.std_margin[0])
@@ -216,7 +221,7 @@ def test_rows_that_are_alike_leave_no_doubt_and_two_rows_leave_it_unknown() -> N
 def test_the_interval_of_a_share_is_the_widest_with_two_of_either_end_added() -> None:
     generator = torch.Generator().manual_seed(2)
     q, k = (torch.randn(1, 1, 12, 4, generator=generator) for _ in range(2))
-    found = logit_stats([row_stats(20 * q, k, 1.0, torch.ones(12, 12, dtype=torch.bool).tril())], 0.25)
+    found = logit_stats(row_stats(20 * q, k, 1.0, torch.ones(12, 12, dtype=torch.bool).tril()), 0.25)
     assert 0 < found.saturated[0] < 1
     for mean, margin, rows in (
         (found.saturated[0], found.saturated_margin[0], 11),  # the first row sees one key

@@ -17,7 +17,8 @@ def state(*planted: tuple[int, int, float], shape: tuple[int, int, int] = (2, 40
 
 
 def found(x: Tensor) -> tuple:
-    return find(x, x.abs().amax(-1).flatten(), x.norm(dim=-1).flatten(), x.flatten(0, 1))
+    peaks = x.abs().amax(-1).flatten()
+    return find(x, peaks, float(peaks.max()), x.norm(dim=-1).flatten(), x.flatten(0, 1))
 
 
 def test_a_normal_state_has_none() -> None:
