@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from normprobe.capture.modes import DispatchMode
 from normprobe.capture.calls import CallSpec
 from normprobe.capture.composites import COMPOSITES, arguments_of, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import compiles, untouched
 from normprobe.capture.invoke import Inputs, invoke, refuse_lazy
 from normprobe.capture.leaves import dotted, replaced, tensors
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.operators import Operators
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.shadows import READERS, Shadows, on_meta

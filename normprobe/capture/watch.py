@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OperatorBase
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from normprobe.capture.modes import DispatchMode
 from normprobe.capture.composites import COMPOSITES, is_product_of_parts, opened, without_modes
 from normprobe.capture.guard import untouched, without_autocast
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.operators import Operators
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper, written
@@ -92,13 +93,15 @@ def watch(
     """
     with untouched(model) as keeper, torch.set_grad_enabled(grad):
         watcher = Watcher(handlers, keeper, everywhere)
-        with wrapped_forwards(model, watcher.around), watcher.modes(True):
+        with wrapped_forwards(model, watcher.around), watcher.modes(_ALL):
             output = invoke(model, inputs, place and partial(without_modes, place))
         watcher.settle()
     return Watched(output, tuple(watcher.unseen), watcher.failed)
 
 
 _Plan = dict[str, dict[int, OpSite]]  # operation, ordinal
+_FUNCTIONS = frozenset(function.__name__ for function in COMPOSITES if not isinstance(function, OperatorBase))
+_OFF, _WHOLE, _ALL = 0, 1, 2  # what is seen: nothing, torch functions that count as a whole, every operation
 
 
 @dataclass(slots=True)
@@ -135,7 +138,7 @@ class Watcher:
         self.unsettled: list[OpSite] = []
         self.dispatch = _Dispatch(self)
         self.functions = _Functions(self)
-        self.on = False
+        self.sees = _OFF
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """One run of a module."""
@@ -143,32 +146,37 @@ class Watcher:
         self.runs[path] = execution + 1
         first = path == "." and execution == 0
         frame = self.root if first else Frame(self.plans.get((path, execution), {}))
-        with self.modes(self.everywhere or bool(frame.plan)):
+        sees = _ALL if self.everywhere else _needed(frame.plan)
+        if sees == self.sees:
+            return self.within(frame, forward, args, kwargs)
+        with self.modes(sees):
             return self.within(frame, forward, args, kwargs)
 
     @contextmanager
-    def modes(self, on: bool) -> Iterator[None]:
-        """Have both modes on or off, if they are the innermost ones; as before afterwards."""
-        if on == self.on or not (on or self._innermost()):
+    def modes(self, sees: int) -> Iterator[None]:
+        """Have those modes on that see so much, as before afterwards; none is left while it is not the innermost."""
+        before = self.sees
+        if sees == before or (sees < before and not self._innermost()):
             yield
             return
-        self._switch(on)
+        self._switch(sees)
         try:
             yield
         finally:
-            self._switch(not on)
+            self._switch(before)
 
     def _innermost(self) -> bool:
-        inner = _get_current_dispatch_mode(), _get_current_function_mode()  # type: ignore[no-untyped-call]
-        return inner == (self.dispatch, self.functions)
+        """Whether no other mode was entered since those of ours that are on."""
+        inner = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
+        return inner[0] is self.functions and (self.sees != _ALL or inner[1] is self.dispatch)
 
-    def _switch(self, on: bool) -> None:
-        self.on = on
-        modes: tuple[AbstractContextManager[Any], ...] = (self.dispatch, self.functions)
-        for mode in modes:
-            if on:
+    def _switch(self, sees: int) -> None:
+        before, self.sees = self.sees, sees
+        modes: tuple[tuple[int, AbstractContextManager[Any]], ...] = (_ALL, self.dispatch), (_WHOLE, self.functions)
+        for least, mode in modes:
+            if before < least <= sees:
                 mode.__enter__()
-            else:
+            elif sees < least <= before:
                 mode.__exit__(None, None, None)
 
     def within(self, frame: Frame, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -266,6 +274,13 @@ class _Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         with self:
             return inside(*args, **(kwargs or {}))
+
+
+def _needed(plan: _Plan) -> int:
+    """How much must be seen of a module to see what is watched directly inside it."""
+    if not plan:
+        return _OFF
+    return _WHOLE if plan.keys() <= _FUNCTIONS else _ALL
 
 
 def _by_name(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

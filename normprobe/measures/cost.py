@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from normprobe.capture.modes import DispatchMode
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.measures.extra import Extra, Subject
 from normprobe.norms.precision import FUSED

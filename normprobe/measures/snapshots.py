@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from normprobe.capture.modes import DispatchMode
 from normprobe.capture.invoke import Inputs
+from normprobe.capture.modes import DispatchMode
 from normprobe.capture.outputs import named_tensors
 from normprobe.capture.watch import Handler, watch
 from normprobe.capture.wrappers import wrapped_forwards

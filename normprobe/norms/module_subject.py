@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from normprobe.capture.modes import DispatchMode
 from normprobe.capture.calls import CallSpec, TensorSpec
+from normprobe.capture.modes import DispatchMode
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.rebuild import floating_tensors, rebuild
 from normprobe.norms.subject import Instance, NotComparableError, draw

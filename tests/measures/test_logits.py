@@ -198,9 +198,8 @@ def test_the_interval_of_a_mean_widens_with_few_rows_and_with_rows_far_off(rows:
     entropy = torch.rand(rows, generator=generator, dtype=torch.float64)
     entropy[0] += 3
     seen, one = torch.full((1, 1, rows), 2.0), torch.ones(1, 1, rows)
-    margin = logit_stats(
-        [RowStats(one, one, one, one, 0 * one, entropy[None, None], seen, -one, one)], 0.25
-    ).entropy_margin[0]
+    rows_seen = RowStats(one, one, one, one, 0 * one, entropy[None, None], seen, -one, one)
+    margin = logit_stats(rows_seen, 0.25).entropy_margin[0]
     ratios = entropy / math.log(2)
     apart = ratios - ratios.mean()
     kurtosis = apart.pow(4).mean() / apart.square().mean().square()
@@ -212,7 +211,7 @@ def test_rows_that_are_alike_leave_no_doubt_and_two_rows_leave_it_unknown() -> N
     q, k = torch.ones(1, 1, 8, 4), torch.randn(1, 1, 6, 4)
     alike = logit_stats(row_stats(q, k, 1.0), 0.5)
     assert (alike.std_margin[0], alike.entropy_margin[0]) == pytest.approx((0.0, 0.0), abs=1e-6)
-    two = logit_stats([row_stats(q[:, :, :2], k, 1.0)], 0.5)
+    two = logit_stats(row_stats(q[:, :, :2], k, 1.0), 0.5)
     assert math.isnan(two.std_margin[0])
     assert math.isnan(two.entropy_margin[0])
     assert math.isfinite(two.saturated_margin[0] + two.first_token_margin[0])
