@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normprobe.measures.tokens import row
+from normprobe.measures.tokens import rows_at
 from normprobe.records import MassiveActivation
 
 RATIO = 100.0  # times the median |x|
@@ -51,21 +51,19 @@ def find(x_BSC: Tensor, peaks_N: Tensor, largest: float, norms_N: Tensor, sample
     median = float(sample_RC[:: -(-sample_RC.numel() // _SAMPLE)].abs().median())
     if median == 0 or largest <= RATIO * median:
         return ()
-    tokens = (peaks_N > RATIO * median).nonzero().flatten().tolist()
-    if len(tokens) > max(MOST, SHARE * x_BSC.numel()):
+    limit, most = RATIO * median, max(MOST, SHARE * x_BSC.numel())
+    tokens = (peaks_N > limit).nonzero().flatten()
+    if len(tokens) > most:
         return ()
-    entries = torch.stack([row(x_BSC, token) for token in tokens]).float().flatten()
-    size = entries.abs()
-    count = int((size > RATIO * median).sum())
-    if count > max(MOST, SHARE * x_BSC.numel()):
+    entries_TC = rows_at(x_BSC, tokens).float()
+    places = (entries_TC.abs() > limit).nonzero()
+    if len(places) > most:
         return ()
-    places = size.topk(min(MOST, count)).indices
-    found = []
-    for at, value in zip(places.tolist(), entries[places].tolist(), strict=True):
-        place, channel = divmod(at, x_BSC.shape[-1])
-        share = (value / float(norms_N[tokens[place]])) ** 2
-        found.append(Entry(channel, tokens[place], value, abs(value) / median, share))
-    return tuple(found)
+    of_token, channels = places.unbind(-1)
+    told = torch.stack((entries_TC[of_token, channels].double(), norms_N[tokens][of_token].double()))
+    rows = zip(channels.tolist(), tokens[of_token].tolist(), *told.tolist(), strict=True)
+    found = (Entry(channel, token, x, abs(x) / median, (x / norm) ** 2) for channel, token, x, norm in rows)
+    return tuple(sorted(found, key=lambda entry: -abs(entry.value))[:MOST])
 
 
 def merge(states: Sequence[Sequence[Entry]], position: Callable[[int], int]) -> tuple[MassiveActivation, ...]:
