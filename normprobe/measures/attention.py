@@ -22,6 +22,7 @@ from normprobe.measures.logits import LogitStats, RowStats, joined, largest_seen
 from normprobe.measures.padding import fitting
 from normprobe.measures.qk import QKHandler
 from normprobe.measures.qk_norms import Lengths, Norms, norms
+from normprobe.measures.scratch import Scratch
 from normprobe.measures.together import Together
 from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits, Margins
 
@@ -103,9 +104,10 @@ class LogitHandler(Handler):
         padding: Sequence[Tensor] = (),
         exact: bool = False,
         together: Together[Seen, Told] | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         self.site, self.seed, self.padding, self.exact = site, seed, padding, exact
-        self.together = together or Together(tell, alike)
+        self.together, self.scratch = together or Together(tell, alike), scratch or Scratch()
         self.length = 0
         self._measure: AttentionMeasure | None = None
         self.qk = None if site.product is None else QKHandler(site.product, site.softcap is not None, self._sample)
@@ -207,7 +209,7 @@ class LogitHandler(Handler):
         looked, every = source.shape[0] * len(rows), source.shape[2]
         dtype = str(source.dtype).removeprefix("torch.")
         basis = Basis(unit="logit", dtype=dtype, count=looked, exact=len(rows) == every)
-        seen = Seen(_look(operands), len(rows) / max(1, every), all_rows)
+        seen = Seen(_look(operands, self.scratch), len(rows) / max(1, every), all_rows)
         self.together.add(seen, partial(self._tell, basis, operands.sinks is not None, uncapped))
 
     def _tell(self, basis: Basis, sinks: bool, uncapped: tuple[float | None, ...] | None, told: Told) -> None:
@@ -247,7 +249,7 @@ def _parted(logits: Tensor, rows: Tensor, sinks: tuple[int, int]) -> tuple[Tenso
     return keys, logits[..., start:stop].index_select(2, rows)
 
 
-def _look(operands: _Operands) -> RowStats:
+def _look(operands: _Operands, scratch: Scratch) -> RowStats:
     """All rows of all heads, so many in one go that their logits stay small."""
     q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
     key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
@@ -263,7 +265,7 @@ def _look(operands: _Operands) -> RowStats:
             rows = slice(row, row + height)
             few, sunk = (None if each is None else _part(each, heads, rows) for each in (mask, operands.sinks))
             some = q[:, heads, rows], k[:, start:stop], operands.scale, few, operands.softcap
-            parts.append(row_stats(*some, first_B=operands.first_B, sinks=sunk))
+            parts.append(row_stats(*some, first_B=operands.first_B, sinks=sunk, scratch=scratch))
         looked.append(joined(parts, -1))
     return joined(looked, 1)
 

@@ -16,6 +16,7 @@ from normprobe.measures.initialisation import measure_initialisation
 from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.padding import padding_masks, undecided
 from normprobe.measures.residual import read_stream, write_handlers
+from normprobe.measures.scratch import Scratch
 from normprobe.measures.together import Together
 from normprobe.measures.writes import WriteHandler
 from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, Skipped, StreamMeasure
@@ -57,8 +58,8 @@ def measure_signal(
         return Measurements(), (Skipped(what="the signal", why="tensors on the meta device hold no numbers"),)
     padding = padding_masks(inputs)
     writes = {stream.name: write_handlers(stream, padding, seed) for stream in anatomy.streams}
-    together = Together(tell, alike)
-    logits = [(site.site, LogitHandler(site, seed, padding, exact, together)) for site in anatomy.attention]
+    together, scratch = Together(tell, alike), Scratch()
+    logits = [(site.site, LogitHandler(site, seed, padding, exact, together, scratch)) for site in anatomy.attention]
     handlers: dict[OpSite, Handler] = {h.qk.product.site: h.qk for _, h in logits if h.qk is not None}
     handlers.update(logits)
     for per_stream in writes.values():

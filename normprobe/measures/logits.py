@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normprobe import stats
 from normprobe.measures.intervals import of_mean, of_share
+from normprobe.measures.scratch import Scratch
 
 SATURATED = 0.99  # a row whose largest probability is above this
 _NEVER = -1e30  # added to masked logits: float32 drops what they were, a probability of exactly 0, and 0 · _NEVER is 0
@@ -70,6 +71,7 @@ def row_stats(
     *,
     first_B: Tensor | None = None,
     sinks: Tensor | None = None,
+    scratch: Scratch | None = None,
 ) -> RowStats:
     """Look at the logits (scale, softcap, mask) and probabilities of R rows, in R·T memory a head.
 
@@ -82,11 +84,13 @@ def row_stats(
         softcap: c of c·tanh(logit / c), or None.
         first_B: the first key of each sample; None: 0.
         sinks: logits [B, H, R, S] of no key, which take a share of each row's probability.
+        scratch: memory to use again for the next rows.
 
     Raises:
         ValueError: if the shapes do not fit.
     """
-    logits, hidden, bias = _products(q, k, scale), None, None
+    scratch = scratch or Scratch()
+    logits, hidden, bias = _products(q, k, scale, scratch), None, None
     if mask is not None:
         hidden, bias = _hidden(mask, logits.dtype)
     uncapped = None
@@ -96,7 +100,8 @@ def row_stats(
     if bias is not None:
         logits.add_(bias)
     tops = _tops(logits, hidden)
-    return _rows(logits, tops, tops if uncapped is None else uncapped, hidden, first_B, sinks)
+    weights = scratch.take("weights", logits.shape, logits)
+    return _rows(logits, weights, tops, tops if uncapped is None else uncapped, hidden, first_B, sinks)
 
 
 def largest_seen(logits: Tensor, mask: Tensor) -> tuple[float, ...]:
@@ -134,15 +139,16 @@ def logit_stats(rows: RowStats, share: float = 1.0) -> LogitStats:
     return LogitStats(*(tuple(each.tolist()) for each in found))
 
 
-def _products(q: Tensor, k: Tensor, scale: float | Tensor) -> Tensor:
-    """Scaled q·kᵀ, [B, H, R, T] in memory of its own; heads that share a key are multiplied together."""
+def _products(q: Tensor, k: Tensor, scale: float | Tensor, scratch: Scratch) -> Tensor:
+    """Scaled q·kᵀ, [B, H, R, T] in scratch memory; heads that share a key are multiplied together."""
     batch, heads, rows, width = q.shape
     key_heads, keys = k.shape[1], k.shape[2]
     if k.shape[0] != batch or k.shape[3] != width or heads % key_heads:
         raise ValueError(f"q [B, H, R, D] and k [B, K, T, D] do not fit: {[*q.shape]} and {[*k.shape]}")
     scaled = stats.widen(q.detach()) * scale
     grouped = scaled.reshape(batch, key_heads, heads // key_heads * rows, width)
-    return (grouped @ stats.widen(k.detach()).mT).reshape(batch, heads, rows, keys)
+    products = scratch.take("logits", (*grouped.shape[:3], keys), grouped)
+    return torch.matmul(grouped, stats.widen(k.detach()).mT, out=products).view(batch, heads, rows, keys)
 
 
 def _hidden(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -170,16 +176,17 @@ def _tops(logits: Tensor, hidden: Tensor | None) -> Tensor:
 
 def _rows(
     logits: Tensor,
+    weights: Tensor,
     tops: Tensor,
     uncapped: Tensor,
     hidden: Tensor | None,
     first_B: Tensor | None,
     sinks: Tensor | None,
 ) -> RowStats:
-    """Uses up `logits`, of which the masked ones are hidden already."""
+    """Uses up `logits`, of which the masked ones are hidden already, and overwrites `weights`."""
     keys = logits.shape[-1]
     below = logits.sub_(tops)
-    weights = (below * _LOG2_E).exp2_()  # in a fifth of the time of exp
+    torch.mul(below, _LOG2_E, out=weights).exp2_()  # in a fifth of the time of exp
     total, first = weights.sum(-1), _first(weights, first_B)
     sunk = torch.zeros_like(total) if sinks is None else (sinks - tops).clamp(max=_HUGE).exp().sum(-1)
     entropy = total.log() - weights.mul_(below).sum(-1) / total
