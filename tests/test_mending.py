@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import normprobe
-from normprobe.checks.missing_final_norm import MissingFinalNorm
+from normprobe.checks.placement.missing_final_norm import MissingFinalNorm
 from normprobe.errors import RewriteError, SettingError
 from normprobe.mending import mend, plan, rewrite
 from normprobe.records import Anatomy

@@ -7,32 +7,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from normprobe.checks import attention, gradients, norms, placement, residual
 from normprobe.checks.base import Check, Limit, Unit
-from normprobe.checks.eps_outside_root import EpsOutsideRoot
-from normprobe.checks.eps_vanishes_in_dtype import EpsVanishesInDtype
-from normprobe.checks.half_headroom import HalfHeadroom
-from normprobe.checks.half_precision_reduction import HalfPrecisionReduction
-from normprobe.checks.massive_activations import MassiveActivations
-from normprobe.checks.missing_final_norm import MissingFinalNorm
-from normprobe.checks.name_contradicts_behaviour import NameContradictsBehaviour
-from normprobe.checks.non_finite import NonFinite
-from normprobe.checks.unresolved_logits import UnresolvedLogits
-from normprobe.checks.unused_norm import UnusedNorm
 from normprobe.errors import SettingError
 from normprobe.records import Finding, ReportData, Skipped
 
-ALL: tuple[Check, ...] = (
-    EpsOutsideRoot(),
-    EpsVanishesInDtype(),
-    HalfPrecisionReduction(),
-    NameContradictsBehaviour(),
-    MissingFinalNorm(),
-    UnusedNorm(),
-    MassiveActivations(),
-    HalfHeadroom(),
-    UnresolvedLogits(),
-    NonFinite(),
-)
+ALL: tuple[Check, ...] = (*norms.ALL, *placement.ALL, *residual.ALL, *attention.ALL, *gradients.ALL)
 
 
 def run(data: ReportData, checks: Iterable[Check] = ALL) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:

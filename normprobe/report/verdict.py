@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normprobe.checks.missing_final_norm import undecided
+from normprobe.checks.placement.missing_final_norm import undecided
 from normprobe.records import Anatomy, ReportData, Severity
 from normprobe.report.wording import tally
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normprobe.checks import find, run
-from normprobe.checks.name_contradicts_behaviour import claimed
+from normprobe.checks.norms.name_contradicts_behaviour import claimed
 from normprobe.records import Finding, ReportData, Skipped
 from tests.checks import builders as b
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Unit, limit, number
-from normprobe.checks.each_norm import EachNormCheck
+from normprobe.checks.norms.each_norm import EachNormCheck
 from normprobe.records import Finding, NormSite, ReportData, Severity
 
 ROOTED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.each_norm import EachNormCheck, Seen, seen_by
+from normprobe.checks.norms.each_norm import EachNormCheck, Seen, seen_by
 from normprobe.records import Finding, NormSite, ReportData, Severity
 from normprobe.theory import BFLOAT16, FLOAT16, Format
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.each_norm import EachNormCheck
+from normprobe.checks.norms.each_norm import EachNormCheck
 from normprobe.records import Finding, NormSite, ReportData, Severity
 
 UNCENTRED = frozenset({"rmsnorm", "l2norm", "scalenorm", "dyt", "grn", "identity", "affine"})

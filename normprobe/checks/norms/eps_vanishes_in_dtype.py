@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import number
-from normprobe.checks.each_norm import EachNormCheck, seen_by
+from normprobe.checks.norms.each_norm import EachNormCheck, seen_by
 from normprobe.records import Finding, NormSite, ReportData, Severity
 from normprobe.theory import Format
 
