@@ -138,12 +138,18 @@ class LogitHandler(Handler):
         rows, queries, keys = self._rows(q), self._padding(q), self._padding(k)
         mask = None if added is None else masks.four_axes_of_mask(added, arguments["query"].shape[:-2], q.shape[:2])
         causal = bool(arguments.get("is_causal", False))
-        chosen = masks.with_causal(masks.taken(mask, rows), rows, k.shape[2], causal)
+        chosen = self._chosen(mask, rows, k.shape[2], causal)
         bias = masks.largest(mask, q.shape[1]) if mask is not None and mask.is_floating_point() else None
         all_rows = partial(_all_rows, norms(q, k, queries, keys), scale, bias)
         chosen = masks.without_padding(chosen, queries, rows)
         operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap, _first(keys))
         self._finish(operands, all_rows, q, rows)
+
+    def _chosen(self, mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
+        """The sampled rows of a mask, and of that of causal attention."""
+        if mask is None and causal:
+            return self.scratch.made("causal", (rows, keys), lambda: masks.causal_mask(rows, keys))
+        return masks.with_causal(masks.taken(mask, rows), rows, keys, causal)
 
     def _from_scores(self, arguments: Mapping[str, Any]) -> None:
         q, k = arguments["query"], arguments["key"]
@@ -271,5 +277,6 @@ def _look(operands: _Operands, scratch: Scratch) -> RowStats:
 
 
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
-    part = mask if mask.shape[1] == 1 else mask[:, heads]
-    return part if part.shape[2] == 1 else part[:, :, rows]
+    """The mask of these heads and rows; the mask itself where it is that of all."""
+    part = mask if mask.shape[1] == 1 or heads.stop - heads.start == mask.shape[1] else mask[:, heads]
+    return part if part.shape[2] == 1 or rows.stop - rows.start >= part.shape[2] else part[:, :, rows]

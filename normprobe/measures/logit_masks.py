@@ -48,13 +48,18 @@ def taken(mask: Tensor | None, rows: Tensor) -> Tensor | None:
     return part.masked_fill(unseen(part), -torch.inf) if part.is_floating_point() else part
 
 
+def causal_mask(rows: Tensor, keys: int) -> Tensor:
+    """Which keys these rows see where row i sees keys 0 … i, [1, 1, R, T]."""
+    return (torch.arange(keys, device=rows.device) <= rows[:, None])[None, None]
+
+
 def with_causal(mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
     """`mask` and, where `causal`, the rule that row i sees keys 0 … i, as torch has it."""
     if not causal:
         return mask
-    seen = torch.arange(keys, device=rows.device) <= rows[:, None]
+    seen = causal_mask(rows, keys)
     if mask is None:
-        return seen[None, None]
+        return seen
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
 
 

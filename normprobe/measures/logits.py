@@ -39,6 +39,34 @@ class LogitStats(NamedTuple):
     sink_margin: tuple[float, ...]
 
 
+class Mask(NamedTuple):
+    """A mask as the logits of some rows need it; each broadcasts to [B, H, R, T].
+
+    Attributes:
+        hidden: `_NEVER` where a logit is masked, else 0; to be added.
+        open: 0 where a logit is masked, else 1.
+        seen: how many keys are not masked, [B, H, R].
+        bias: what the mask itself adds to the others; None: nothing.
+    """
+
+    hidden: Tensor
+    open: Tensor
+    seen: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, mask: Tensor, dtype: torch.dtype, keys: int) -> Mask:
+        """From a boolean mask (True: attend) or an additive one (-inf: masked)."""
+        shown = mask if mask.dtype is torch.bool else mask != -torch.inf
+        hidden = torch.zeros((), dtype=dtype, device=mask.device).where(shown, _NEVER)
+        bias = None
+        if mask.dtype is not torch.bool:
+            bias = mask.to(dtype).where(shown, 0.0)
+            bias = bias if bool(bias.any()) else None
+        opened = shown.to(dtype)
+        return cls(hidden, opened, opened.expand(*opened.shape[:-1], keys).sum(-1), bias)
+
+
 class RowStats(NamedTuple):
     """What some rows show, each [B, H, R]; with y = logit - largest of its row.
 
@@ -90,24 +118,23 @@ def row_stats(
         ValueError: if the shapes do not fit.
     """
     scratch = scratch or Scratch()
-    logits, hidden, bias = _products(q, k, scale, scratch), None, None
+    logits, seen = _products(q, k, scale, scratch), None
     if mask is not None:
-        hidden, bias = _hidden(mask, logits.dtype)
-    uncapped = None
+        seen = scratch.made("mask", (mask, logits.dtype, k.shape[2]), lambda: Mask.of(mask, logits.dtype, k.shape[2]))
+    uncapped, bias = None, None if seen is None else seen.bias
     if softcap is not None:
-        uncapped = _tops(logits if bias is None else logits + bias, hidden)
+        uncapped = _tops(logits if bias is None else logits + bias, seen)
         logits = logits.div_(softcap).tanh_().mul_(softcap)
     if bias is not None:
         logits.add_(bias)
-    tops = _tops(logits, hidden)
+    tops = _tops(logits, seen)
     weights = scratch.take("weights", logits.shape, logits)
-    return _rows(logits, weights, tops, tops if uncapped is None else uncapped, hidden, first_B, sinks)
+    return _rows(logits, weights, tops, tops if uncapped is None else uncapped, seen, first_B, sinks)
 
 
 def largest_seen(logits: Tensor, mask: Tensor) -> tuple[float, ...]:
     """The largest logit [B, H, R, T] of each head where the mask hides nothing; NaN where all are hidden."""
-    hidden, _ = _hidden(mask, logits.dtype)
-    return tuple(_largest(_tops(logits, hidden)[..., 0]).tolist())
+    return tuple(_largest(_tops(logits, Mask.of(mask, logits.dtype, logits.shape[-1]))[..., 0]).tolist())
 
 
 def joined(parts: Sequence[RowStats], axis: int) -> RowStats:
@@ -151,26 +178,16 @@ def _products(q: Tensor, k: Tensor, scale: float | Tensor, scratch: Scratch) -> 
     return torch.matmul(grouped, stats.widen(k.detach()).mT, out=products).view(batch, heads, rows, keys)
 
 
-def _hidden(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """What hides the masked logits when it is added (`_NEVER`, else 0), and what the mask itself adds to the others."""
-    if mask.dtype is torch.bool:
-        return torch.zeros((), dtype=dtype, device=mask.device).where(mask, _NEVER), None
-    seen = mask != -torch.inf
-    hidden = torch.zeros((), dtype=dtype, device=mask.device).where(seen, _NEVER)
-    bias = mask.to(dtype).where(seen, 0.0)
-    return hidden, bias if bool(bias.any()) else None
-
-
-def _tops(logits: Tensor, hidden: Tensor | None) -> Tensor:
+def _tops(logits: Tensor, mask: Mask | None) -> Tensor:
     """The largest logit of each row, [B, H, R, 1], `_NEVER` or less where all are masked; hides them in `logits`.
 
     A sum costs a seventh of a fill and does not hide a NaN; an infinite logit needs the fill.
     """
-    if hidden is None:
+    if mask is None:
         return logits.amax(-1, keepdim=True)
-    tops = logits.add_(hidden).amax(-1, keepdim=True)
+    tops = logits.add_(mask.hidden).amax(-1, keepdim=True)
     if bool((tops == torch.inf).any()):
-        tops = logits.masked_fill_(hidden < 0, _NEVER).amax(-1, keepdim=True)
+        tops = logits.masked_fill_(mask.hidden < 0, _NEVER).amax(-1, keepdim=True)
     return tops
 
 
@@ -179,22 +196,21 @@ def _rows(
     weights: Tensor,
     tops: Tensor,
     uncapped: Tensor,
-    hidden: Tensor | None,
+    mask: Mask | None,
     first_B: Tensor | None,
     sinks: Tensor | None,
 ) -> RowStats:
     """Uses up `logits`, of which the masked ones are hidden already, and overwrites `weights`."""
-    keys = logits.shape[-1]
     below = logits.sub_(tops)
     torch.mul(below, _LOG2_E, out=weights).exp2_()  # in a fifth of the time of exp
     total, first = weights.sum(-1), _first(weights, first_B)
     sunk = torch.zeros_like(total) if sinks is None else (sinks - tops).clamp(max=_HUGE).exp().sum(-1)
     entropy = total.log() - weights.mul_(below).sum(-1) / total
-    seen = logits.new_full((1, 1, 1), keys)
-    if hidden is not None:
-        open_ = (hidden == 0).to(logits.dtype)
-        seen = open_.expand(*hidden.shape[:-1], keys).sum(-1)
-        below.mul_(open_)
+    if mask is None:
+        seen = logits.new_full((1, 1, 1), logits.shape[-1])
+    else:
+        seen = mask.seen
+        below.mul_(mask.open)
     squares = torch.linalg.vector_norm(below, dim=-1).square()
     seen = seen.expand(total.shape)
     return RowStats(tops[..., 0], uncapped[..., 0], total, first, sunk, entropy, seen, below.sum(-1), squares)
