@@ -13,7 +13,7 @@ OLDEST := .venv-oldest
 NO_CAP := tests/test_truth.py::test_every_fact_is_read_right[gemma2]
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check format test-oldest
+.PHONY: demo test check format docs test-oldest
 
 demo: $(VENV)/.installed-demo ## install, then examine the bundled model
 	$(BIN)/normprobe demo
@@ -30,6 +30,11 @@ check: ## lint, format, types and tests, with what is installed
 format: ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: ## write anew what is made from the sources: the pages of the checks, and the schema of reports
+	$(BIN)/python -m normprobe.checks.pages docs/checks
+	$(BIN)/python -m normprobe.records.schema > docs/.schema.part
+	mv docs/.schema.part docs/report.schema.json
 
 test-oldest: ## the tests with the oldest versions that pyproject.toml admits
 	$(MAKE) VENV=$(OLDEST) CONSTRAINTS=constraints-oldest.txt $(OLDEST)/.installed-test

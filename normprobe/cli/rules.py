@@ -55,8 +55,10 @@ def explain(
             show(Group(_LEVELS, _measures()))
             return
         from normprobe import checks
+        from normprobe.checks.pages import page_place
 
-        show(Markdown(checks.documentation(checks.find(code))))
+        check = checks.find(code)
+        show(Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim")))
 
 
 def _table(known: list[dict[str, object]]) -> Table:

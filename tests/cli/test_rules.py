@@ -35,6 +35,7 @@ def test_explain_takes_code_number_and_name(word: str) -> None:
     assert result.exit_code == 0
     assert "NP201 missing-final-norm" in result.stdout
     assert "Why it matters" in result.stdout
+    assert result.stdout.endswith("Also in docs/checks/NP201.md\n")
 
 
 def test_explain_measures_tells_the_passes_of_each() -> None:
