@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
+from normprobe.measures.batchnorm import Kept
 from normprobe.measures.extra import Subject
 from normprobe.measures.extras import measure_extras
 from normprobe.measures.forward import measure_forward
@@ -19,7 +20,14 @@ def measure_level(
     """One measured pass, which looks into modules without a watched operation too if `everywhere`; at level "backward"
     one more with gradients; then the further measures."""
     wanted.tell("measure", 0, 0)
-    measured, skipped = measure_forward(model, inputs, anatomy, wanted.seed, exact=wanted.exact, everywhere=everywhere)
+    kept = Kept(model, inputs, anatomy)
+    with kept.looking():
+        measured, skipped = measure_forward(
+            model, inputs, anatomy, wanted.seed, exact=wanted.exact, everywhere=everywhere
+        )
+    if kept.norms and "batchnorm" not in wanted.measures and "all" not in wanted.measures:
+        batchnorm, more = kept.record(kept.running())
+        measured, skipped = measured.model_copy(update={"batchnorm": batchnorm}), (*skipped, *more)
     if wanted.level == "backward":
         wanted.tell("gradients", 0, 0)
         gradients, more = measure_gradients(model, inputs, anatomy, wanted.loss, wanted.lr, measured.residual)

@@ -40,12 +40,18 @@ class BatchNormSite(Record):
         path: of its module.
         channels: how many have a statistic each.
         count: values behind the statistic of each channel in this batch, over all its executions.
+        shape: of its input, the first time it runs.
+        padding: how many places of the input that the caller's masks call padding stand behind each statistic.
+        training, learns: the train flag of the module as it was given, and whether any of its parameters requires a
+            gradient (None where it has none).
+        synchronised: whether train mode shares statistics between processes; None where that is not known.
         keeps: "moving": train mode moves the stored statistics; "fixed": it uses them as well; "none": none are stored.
         default: all stored means are 0 and all variances 1: they have never been moved, or were reset. None where
             none are stored.
         finite: whether all stored statistics are finite, and no variance negative.
         below_eps: how many channels have a stored variance smaller than eps, 0 among them: eps alone sets their scale
             there. None where no variance is stored.
+        zero_variances: how many channels have a stored variance of exactly 0. None where none is stored.
         momentum: share of each new batch in the stored statistics; None where it is not constant (a cumulative
             average) or nothing moves.
         tracked: how many batches they have seen, where that is counted.
@@ -58,10 +64,16 @@ class BatchNormSite(Record):
     path: str
     channels: int
     count: int
+    shape: tuple[int, ...] = ()
+    padding: int = 0
+    training: bool | None = None
+    learns: bool | None = None
+    synchronised: bool | None = None
     keeps: Literal["moving", "fixed", "none"]
     default: bool | None
     finite: bool | None
     below_eps: int | None = None
+    zero_variances: int | None = None
     momentum: float | None
     tracked: int | None
     initial_share: float | None
@@ -71,9 +83,14 @@ class BatchNormSite(Record):
 class BatchNormMeasure(Record):
     """All batch norms on one batch (Ioffe and Szegedy 2015). The stored statistics stay as they are.
 
+    The two gaps take passes of their own; None where these were not asked for, or could not be run.
+
     Attributes:
         basis: `count` is the number of samples in the batch.
         sites: in the order of the Anatomy; their inputs are those of eval mode.
+        training: the train flag of the whole model as it was given.
+        others_learn: whether any parameter outside the batch norms requires a gradient.
+        processes: how many processes compute together (torch.distributed).
         train_eval_gap: ‖train − eval‖ / ‖eval‖ (L2, over all floating outputs), where "train" has the batch norms in
             train mode and all else in eval mode; 0: the statistics of this batch lead to the same outputs.
         halves_gap: ‖halves − whole‖ / ‖whole‖, batch norms in train mode: the batch in two parts against in one; how
@@ -83,6 +100,9 @@ class BatchNormMeasure(Record):
 
     basis: Basis
     sites: tuple[BatchNormSite, ...]
+    training: bool | None = None
+    others_learn: bool | None = None
+    processes: int = 1
     train_eval_gap: float | None
     halves_gap: float | None
     untouched: bool

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -185,16 +186,15 @@ def test_the_report_says_whether_stored_statistics_are_as_they_were(monkeypatch:
     model = trained(Net())
     model.second.running_mean[0] = float("nan")
     assert caption(model).endswith("; stored statistics left as they were")
-    whole = batchnorm.gaps
+    guard = batchnorm.untouched
 
-    def careless(subject: Any, *rest: Any) -> Any:
-        found = whole(subject, *rest)
-        outside.append(lambda: subject.model.first.running_mean.add_(1.0))
-        return found
+    @contextmanager
+    def careless(given: nn.Module) -> Iterator[Any]:
+        with guard(given) as keeper:
+            yield keeper
+        model.first.running_mean.add_(1.0)
 
-    outside: list[Callable[[], Any]] = []
-    monkeypatch.setattr(batchnorm, "gaps", careless)
-    monkeypatch.setattr(batchnorm, "_skips", lambda *_: [step() for step in outside] and ())
+    monkeypatch.setattr(batchnorm, "untouched", careless)
     assert caption(model).endswith("; stored statistics CHANGED BY LOOKING")
 
 
@@ -274,3 +274,65 @@ def test_the_table_has_the_farthest_first() -> None:
     assert [row[0] for row in table.rows] == ["second", "first"]
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert "train and eval mode differ by" in table.caption
+
+
+def test_what_is_stored_is_known_without_a_pass_of_its_own() -> None:
+    """The level itself tells all but the gaps, and the same as the measure that was asked for."""
+    model, x = trained(Net()), batch()
+    asked, _ = measured(model, x)
+    report = normprobe.probe(model, x)
+    found = report.data.measurements.batchnorm
+    assert found == asked.model_copy(update={"train_eval_gap": None, "halves_gap": None})
+    assert found is not None
+    assert found.sites[0].kept is not None
+    assert found.untouched
+    *_, table = tables(report.data)
+    assert table.caption == "statistics of the batch against the stored ones; stored statistics left as they were"
+    assert normprobe.probe(model, x, level="structure").data.measurements.batchnorm is None
+
+
+def test_flags_are_those_that_the_model_was_given_with() -> None:
+    model = Net()
+    model.train()
+    model.second.eval()
+    model.second.requires_grad_(False)
+    for measures in ((), ("batchnorm",)):
+        found = normprobe.probe(model, batch(), measures=measures).data.measurements.batchnorm
+        assert found is not None
+        assert (found.training, found.others_learn, found.processes) == (True, True, 1)
+        assert [(site.training, site.learns) for site in found.sites] == [(True, True), (False, False)]
+        assert [(site.shape, site.synchronised) for site in found.sites] == 2 * [((4, 6, 6, 6), False)]
+    plain = Net(lambda channels: nn.BatchNorm2d(channels, affine=False)).requires_grad_(False)
+    found = normprobe.probe(plain, batch()).data.measurements.batchnorm
+    assert found is not None
+    assert (found.others_learn, found.sites[0].learns) == (False, None)
+
+
+def test_variances_of_zero_are_counted() -> None:
+    model = trained(Net())
+    model.first.running_var[1], model.first.running_var[4] = 0.0, 0.9e-5
+    site = first(model)
+    assert (site.zero_variances, site.below_eps) == (1, 2)
+
+
+class Masked(nn.Module):
+    """Tokens through a batch norm of channels first, or of all tokens together."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        self.flat, self.embed, self.norm = flat, nn.Embedding(11, 4), nn.BatchNorm1d(4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.norm(x.flatten(0, 1)) if self.flat else self.norm(x.mT)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_padding_behind_a_statistic_is_counted(flat: bool) -> None:
+    mask = torch.ones(3, 5, dtype=torch.long)
+    for hidden in (0, 3):
+        mask[1, 5 - hidden :] = 0
+        inputs = {"input_ids": torch.arange(15).view(3, 5) % 11, "attention_mask": mask}
+        found = normprobe.probe(Masked(flat), inputs).data.measurements.batchnorm
+        assert found is not None
+        assert (found.sites[0].padding, found.sites[0].count) == (hidden, 15)
