@@ -7,12 +7,19 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from normprobe.checks import attention, gradients, norms, placement, residual
+from normprobe.checks import attention, batchnorm, gradients, norms, placement, residual
 from normprobe.checks.base import Check, Limit, Unit
 from normprobe.errors import SettingError
 from normprobe.records import Finding, ReportData, Skipped
 
-ALL: tuple[Check, ...] = (*norms.ALL, *placement.ALL, *residual.ALL, *attention.ALL, *gradients.ALL)
+ALL: tuple[Check, ...] = (
+    *norms.ALL,
+    *placement.ALL,
+    *residual.ALL,
+    *attention.ALL,
+    *gradients.ALL,
+    *batchnorm.ALL,
+)
 
 
 def run(data: ReportData, checks: Iterable[Check] = ALL) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:
