@@ -26,6 +26,7 @@ from normprobe.records import (
     StreamState,
     Target,
 )
+from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite, KeptStatistics
 
 
 def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
@@ -177,6 +178,56 @@ def gradients(norm_: float = 1.0, value: float = 2.0) -> GradientMeasure:
     )
     basis = Basis(unit="1", dtype="float32", count=16)
     return GradientMeasure(loss="cross entropy", value=value, basis=basis, branches=rows, last_to_first=1.0, slope=0.0)
+
+
+def kept(**more: Any) -> KeptStatistics:
+    """Stored statistics that fit the batch."""
+    facts: dict[str, Any] = {
+        "mean_shift": 0.1,
+        "mean_shift_max": 0.3,
+        "variance_ratio": 1.1,
+        "variance_ratio_min": 0.8,
+        "variance_ratio_max": 1.2,
+        "divergence": 0.01,
+        "divergence_max": 0.05,
+        "worst_channel": 2,
+    }
+    return KeptStatistics(**facts | more)
+
+
+def batch_norm(path: str = "bn", **more: Any) -> BatchNormSite:
+    """A batch norm in eval mode, whose statistics have seen a hundred batches."""
+    facts: dict[str, Any] = {
+        "channels": 4,
+        "count": 64,
+        "shape": (4, 4, 4, 4),
+        "training": False,
+        "learns": True,
+        "synchronised": False,
+        "keeps": "moving",
+        "default": False,
+        "finite": True,
+        "below_eps": 0,
+        "zero_variances": 0,
+        "momentum": 0.1,
+        "tracked": 100,
+        "initial_share": 0.9**100,
+        "kept": kept(),
+    }
+    return BatchNormSite(path=path, **facts | more)
+
+
+def batchnorm(*sites: BatchNormSite, samples: int = 4, **more: Any) -> BatchNormMeasure:
+    """Batch norms on one batch, train mode run too, without a difference."""
+    facts: dict[str, Any] = {
+        "training": False,
+        "others_learn": True,
+        "processes": 1,
+        "train_eval_gap": 0.01,
+        "halves_gap": 0.01,
+        "untouched": True,
+    }
+    return BatchNormMeasure(basis=Basis(unit="1", dtype="float32", count=samples), sites=sites, **facts | more)
 
 
 def document(

@@ -25,6 +25,12 @@ NAMES = {
     "NP304": "half-headroom",
     "NP401": "unresolved-logits",
     "NP504": "non-finite",
+    "NP701": "train-eval-gap",
+    "NP702": "small-batch",
+    "NP703": "batch-norm-over-padding",
+    "NP704": "unsynchronised-batch-norm",
+    "NP705": "stale-statistics",
+    "NP706": "thawing-batch-norm",
 }
 FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP101": lambda: b.document(norms=(b.norm(eps_placement="outside_sqrt"),)),
@@ -41,8 +47,16 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
         update={"measurements": Measurements(attention=(b.logits(3.0, 71.0),), output_finite=True)}
     ),
     "NP504": lambda: b.document(output_finite=False),
+    "NP701": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(), train_eval_gap=0.9)),
+    "NP702": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(count=1, training=True), training=True)),
+    "NP703": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(padding=7))),
+    "NP704": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(), processes=4)),
+    "NP705": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(finite=False, kept=None))),
+    "NP706": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(), training=True)),
 }
 NOT_FINITE: dict[str, Callable[[float], ReportData]] = {
+    "NP701": lambda x: b.document(batchnorm=b.batchnorm(b.batch_norm(), train_eval_gap=x)),
+    "NP705": lambda x: b.document(batchnorm=b.batchnorm(b.batch_norm(kept=b.kept(divergence=x)))),
     "NP303": lambda x: b.document(residual=(b.residual(massive=(b.massive(x),)),)),
     "NP401": lambda x: b.document().model_copy(
         update={"measurements": Measurements(attention=(b.logits(3.0, x, bound=x),), output_finite=True)}
