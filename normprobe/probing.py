@@ -22,6 +22,7 @@ from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.extra import Progress
+from normprobe.measures.gains import measure_gains
 from normprobe.measures.settings import Wanted, check_wanted
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Skipped, Target
 from normprobe.report.report import Report
@@ -104,10 +105,12 @@ def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
 def _measure(
     model: nn.Module, inputs: Inputs, reading: Reading, wanted: Wanted
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
-    if wanted.level == "structure":
-        return Measurements(), ()
     if any(p.device.type == "meta" for p in model.parameters()):
-        return Measurements(), (Skipped(what="measurements", why="the model holds no weights (meta device)"),)
+        unmeasured = Skipped(what="measurements", why="the model holds no weights (meta device)")
+        return Measurements(), () if wanted.level == "structure" else (unmeasured,)
+    if wanted.level == "structure":
+        gains, skipped = measure_gains(model, reading.anatomy)
+        return Measurements(norm_gains=gains), skipped
     from normprobe.measures.levels import measure_level  # no reading of the structure waits for them to be loaded
 
     told = replace(wanted, loss=None if wanted.loss is None else _named(wanted.loss))

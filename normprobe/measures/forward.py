@@ -12,6 +12,7 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler, alike, tell
 from normprobe.measures.finite import all_finite, first_broken_module
+from normprobe.measures.gains import measure_gains
 from normprobe.measures.initialisation import measure_initialisation
 from normprobe.measures.origin import first_broken_operation
 from normprobe.measures.padding import padding_masks, undecided
@@ -25,13 +26,14 @@ from normprobe.records import Anatomy, AttentionMeasure, Measurements, OpSite, S
 def measure_forward(
     model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int = 0, *, exact: bool = False, everywhere: bool = True
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
-    """`measure_signal`, and how the weights were drawn, for which nothing runs."""
+    """`measure_signal`, and the gains of the norms and how the weights were drawn, for which nothing runs."""
     measured, skipped = measure_signal(model, inputs, anatomy, seed, exact=exact, everywhere=everywhere)
     if _on_meta(model):
         return measured, skipped
     with without_autocast():
+        gains, odd = measure_gains(model, anatomy)
         init, unread = measure_initialisation(model, anatomy, seed)
-    return measured.model_copy(update={"init": init}), (*skipped, *unread)
+    return measured.model_copy(update={"norm_gains": gains, "init": init}), (*skipped, *odd, *unread)
 
 
 def measure_signal(

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from normprobe.measures.activations import second_moment
 from normprobe.measures.draws import Fit, fit
 from normprobe.measures.recipes import Drawn, recipes
+from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
 from normprobe.records.anatomy import WeightRole
 from normprobe.records.init import Distribution, Initialisation, RoleMeasure, WeightMeasure
 
-_READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MOST, _FEW = 0.9, 0.5  # shares of the weights
 _ALL = 0.95  # of the weights of a role: one in a thousand lies outside its interval by chance
 
@@ -36,12 +36,12 @@ def measure_initialisation(
         The measure (None without a weight), and the weights that could not be read with the reason.
     """
     named = dict(model.named_parameters())
-    plain = {w.parameter: named[w.parameter] for w in anatomy.weights if _plain(named.get(w.parameter))}
-    fits = [(w, _fit(plain[w.parameter], w, seed)) for w in anatomy.weights if w.parameter in plain]
-    trained, evidence = _trained(anatomy, named, [f for _, f in fits])
-    dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in plain.items()}
+    read = {w.parameter: named[w.parameter] for w in anatomy.weights if plain(named.get(w.parameter))}
+    fits = [(w, _fit(read[w.parameter], w, seed)) for w in anatomy.weights if w.parameter in read]
+    trained, drawn, evidence = _trained(anatomy, named, [f for _, f in fits])
+    dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in read.items()}
     weights = tuple(_measure(w, f, () if trained else _recipes(w, f, anatomy), dtypes[w.parameter]) for w, f in fits)
-    unread = [w.parameter for w in anatomy.weights if w.parameter not in plain]
+    unread = [w.parameter for w in anatomy.weights if w.parameter not in read]
     lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
     skipped = (
         *_skips(lost, "the model has no parameter of this name any more"),
@@ -52,13 +52,8 @@ def measure_initialisation(
         return None, skipped
     writes = tuple(len(stream.branches) for stream in anatomy.streams)
     roles = tuple(_roles(weights, {site.parameter: site for site in anatomy.weights}))
-    return Initialisation(trained=trained, evidence=evidence, writes=writes, roles=roles, weights=weights), skipped
-
-
-def _plain(parameter: Tensor | None) -> bool:
-    if parameter is None or type(parameter) not in (Tensor, nn.Parameter) or parameter.layout is not torch.strided:
-        return False
-    return parameter.dtype in _READ and parameter.numel() > 0
+    found = Initialisation(trained=trained, drawn=drawn, evidence=evidence, writes=writes, roles=roles, weights=weights)
+    return found, skipped
 
 
 def _fit(parameter: Tensor, site: WeightSite, seed: int) -> Fit:
@@ -124,10 +119,12 @@ def _drawn(site: WeightSite, found: Fit, anatomy: Anatomy, fan_in: int, fan_out:
     return Drawn(**{**vars(drawn), **held})
 
 
-def _trained(anatomy: Anatomy, named: Mapping[str, Tensor], fits: Sequence[Fit]) -> tuple[bool | None, tuple[str, ...]]:
+def _trained(
+    anatomy: Anatomy, named: Mapping[str, Tensor], fits: Sequence[Fit]
+) -> tuple[bool | None, float | None, tuple[str, ...]]:
     """Whether the weights were trained: norms have left their start (gains all equal, offsets all zero), and weights
-    fit no distribution that one draws from or differ from row to row."""
-    learned = [named[n] for s in anatomy.norms for n in (s.weight, s.bias) if n is not None and _plain(named.get(n))]
+    fit no distribution that one draws from or differ from row to row. And the share of weights that fit one."""
+    learned = [named[n] for s in anatomy.norms for n in (s.weight, s.bias) if n is not None and plain(named.get(n))]
     moved = sum(not bool((p == p.flatten()[0]).all()) for p in learned if p.numel() > 1)
     norms = sum(p.numel() > 1 for p in learned)
     judged = [f for f in fits if f.distribution != "unknown" or f.count >= 1000]
@@ -139,10 +136,10 @@ def _trained(anatomy: Anatomy, named: Mapping[str, Tensor], fits: Sequence[Fit])
         evidence.append(f"{drawn} of {len(judged)} weights fit a distribution that weights are drawn from")
     share = drawn / len(judged) if judged else None
     if share is None:
-        return None, tuple(evidence)
+        return None, None, tuple(evidence)
     if share >= _MOST and moved == 0:
-        return False, tuple(evidence)
-    return (True if share < _FEW and (moved or not norms) else None), tuple(evidence)
+        return False, share, tuple(evidence)
+    return (True if share < _FEW and (moved or not norms) else None), share, tuple(evidence)
 
 
 def _roles(weights: Sequence[WeightMeasure], sites: Mapping[str, WeightSite]) -> Iterator[RoleMeasure]:

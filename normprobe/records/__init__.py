@@ -33,6 +33,7 @@ from normprobe.records.measurements import (
     StreamMeasure,
     StreamState,
 )
+from normprobe.records.norm_gains import Elements, NormGain
 from normprobe.records.norms import NormSite, NormSpec
 from normprobe.records.report import (
     SCHEMA,
@@ -52,6 +53,7 @@ __all__ = [
     "Branch",
     "BranchGradient",
     "BranchScale",
+    "Elements",
     "Finding",
     "GradientLaw",
     "GradientMeasure",
@@ -66,6 +68,7 @@ __all__ = [
     "MassiveActivation",
     "Measurements",
     "NonFinite",
+    "NormGain",
     "NormSite",
     "NormSpec",
     "OpSite",

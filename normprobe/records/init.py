@@ -74,11 +74,14 @@ class Initialisation(Record):
     Attributes:
         trained: True where norms have moved from their start and weights fit no distribution that one draws from,
             False where the opposite holds for both, None where they disagree or tell nothing.
-        evidence: what that was read from.
+        drawn: share of the weights that fit a distribution that one draws from, of those that have one or enough values
+            to tell that they have none; None without such a weight.
+        evidence: what `trained` was read from.
         writes: how many branches write to each stream: the N of 1/√N, 1/√(2L) for L layers of two branches.
     """
 
     trained: bool | None
+    drawn: float | None
     evidence: tuple[str, ...]
     writes: tuple[int, ...]
     roles: tuple[RoleMeasure, ...]

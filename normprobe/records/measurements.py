@@ -16,6 +16,7 @@ from normprobe.records.gain import GainMeasure
 from normprobe.records.init import Initialisation
 from normprobe.records.jacobian import JacobianMeasure
 from normprobe.records.norm_curves import NormsMeasure
+from normprobe.records.norm_gains import NormGain
 from normprobe.records.precision import PrecisionMeasure
 from normprobe.records.products import ProductsMeasure
 from normprobe.records.smoothness import SmoothnessMeasure
@@ -275,6 +276,7 @@ class Measurements(Record):
 
     residual: tuple[StreamMeasure, ...] = ()
     attention: tuple[AttentionMeasure, ...] = ()
+    norm_gains: tuple[NormGain, ...] = ()
     init: Initialisation | None = None
     gradients: GradientMeasure | None = None
     batchnorm: BatchNormMeasure | None = None

@@ -11,13 +11,16 @@ from normprobe.records import (
     Basis,
     Branch,
     BranchGradient,
+    Elements,
     GradientMeasure,
     Growth,
     Head,
     HeadLogits,
+    Initialisation,
     Margins,
     MassiveActivation,
     Measurements,
+    NormGain,
     NormSite,
     OpSite,
     ReportData,
@@ -35,6 +38,7 @@ def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
         "kind": "rmsnorm",
         "subtracts_mean": False,
         "affine": "weight",
+        "weight": f"{path}.weight",
         "eps": 1e-5,
         "eps_placement": "inside_sqrt",
         "reduction": "native",
@@ -43,6 +47,46 @@ def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
         "executions": 1,
     }
     return NormSite(path=path, **facts | more)
+
+
+def elements(parameter: str = "norm.weight", value: float = 1.0, **more: Any) -> Elements:
+    """Sixteen numbers, all `value`."""
+    facts: dict[str, Any] = {
+        "dtype": "float32",
+        "count": 16,
+        "non_finite": 0,
+        "zeros": 16 if value == 0 else 0,
+        "negative": 0,
+        "stored_negative": 0,
+        "subnormal": 0,
+        "smallest": value,
+        "largest": value,
+        "median": value,
+        "mean": value,
+        "std": 0.0,
+        "typical": abs(value),
+        "peak": abs(value),
+        "peak_at": 0,
+    }
+    return Elements(parameter=parameter, **facts | more)
+
+
+def moved(parameter: str = "norm.weight", median: float = 0.5, **more: Any) -> Elements:
+    """Sixteen positive numbers about `median`, as training leaves them."""
+    facts: dict[str, Any] = {"smallest": 0.8 * median, "largest": 1.5 * median, "std": 0.1 * median}
+    return elements(parameter, median, **facts | {"peak": 1.5 * median, "peak_at": 3} | more)
+
+
+def gain(
+    path: str = "blocks.0.norm", held: Elements | None = None, offset: Elements | None = None, one_plus: bool = False
+) -> NormGain:
+    """A gain of 1 without an offset, unless told otherwise."""
+    return NormGain(path=path, one_plus=one_plus, gain=held or elements(f"{path}.weight"), offset=offset)
+
+
+def init(drawn: float | None = 1.0, trained: bool | None = None) -> Initialisation:
+    """What is said of weights of which that share is as drawn."""
+    return Initialisation(trained=trained, drawn=drawn, evidence=(), writes=(2,), roles=(), weights=())
 
 
 def branch(path: str, **more: Any) -> Branch:
@@ -240,7 +284,10 @@ def document(
     **measured: Any,
 ) -> ReportData:
     """A healthy document, with the given parts in place of its own."""
+    sites = (norm(), norm("blocks.1.norm"), norm("norm", role="final")) if norms is None else norms
     measurements: dict[str, Any] = {
+        "norm_gains": tuple(gain(site.path) for site in sites),
+        "init": init(),
         "residual": (residual(),),
         "attention": (logits(3.0, 4.0),),
         "output_finite": True,
@@ -249,7 +296,7 @@ def document(
         target=Target(name="tiny", dtype=dtype),
         level=level,
         anatomy=Anatomy(
-            norms=(norm(), norm("blocks.1.norm"), norm("norm", role="final")) if norms is None else norms,
+            norms=sites,
             streams=(stream(),) if streams is None else streams,
             attention=(site(),) if attention is None else attention,
             head=Head(path="head.weight"),

@@ -19,6 +19,11 @@ NAMES = {
     "NP102": "eps-vanishes-in-dtype",
     "NP106": "half-precision-reduction",
     "NP108": "name-contradicts-behaviour",
+    "NP109": "uninitialised-gain",
+    "NP110": "dead-gain",
+    "NP111": "outlier-gain",
+    "NP112": "doubled-offset",
+    "NP113": "lost-norm-keys",
     "NP201": "missing-final-norm",
     "NP208": "unused-norm",
     "NP303": "massive-activations",
@@ -39,6 +44,11 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     ),
     "NP106": lambda: b.document(norms=(b.norm(reduction="input"),)),
     "NP108": lambda: b.document(norms=(b.norm(class_name="T5LayerNorm"),)),
+    "NP109": lambda: b.document(norm_gains=(b.gain(held=b.elements(non_finite=16)),)),
+    "NP110": lambda: b.document(norm_gains=(b.gain(held=b.elements(value=0.0)),)),
+    "NP111": lambda: b.document(norm_gains=(b.gain(held=b.moved(peak=400.0)),)),
+    "NP112": lambda: b.document(norm_gains=(b.gain(held=b.moved(median=2.0), one_plus=True),)),
+    "NP113": lambda: b.document(norm_gains=(b.gain(), b.gain("norm", b.moved())), init=b.init(0.1, trained=True)),
     "NP201": lambda: b.document(streams=(b.stream(final_norm=None),)),
     "NP208": lambda: b.document(norms=(b.norm(role="unused", executed=False, executions=0),)),
     "NP303": lambda: b.document(residual=(b.residual(massive=(b.massive(1000.0),)),)),
@@ -57,6 +67,7 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
 NOT_FINITE: dict[str, Callable[[float], ReportData]] = {
     "NP701": lambda x: b.document(batchnorm=b.batchnorm(b.batch_norm(), train_eval_gap=x)),
     "NP705": lambda x: b.document(batchnorm=b.batchnorm(b.batch_norm(kept=b.kept(divergence=x)))),
+    "NP109": lambda x: b.document(norm_gains=(b.gain(held=b.elements(peak=x)),)),
     "NP303": lambda x: b.document(residual=(b.residual(massive=(b.massive(x),)),)),
     "NP401": lambda x: b.document().model_copy(
         update={"measurements": Measurements(attention=(b.logits(3.0, x, bound=x),), output_finite=True)}

@@ -1,14 +1,24 @@
 """What a norm by itself does wrong (1xx)."""
 
 from normprobe.checks.base import Check
+from normprobe.checks.norms.dead_gain import DeadGain
+from normprobe.checks.norms.doubled_offset import DoubledOffset
 from normprobe.checks.norms.eps_outside_root import EpsOutsideRoot
 from normprobe.checks.norms.eps_vanishes_in_dtype import EpsVanishesInDtype
 from normprobe.checks.norms.half_precision_reduction import HalfPrecisionReduction
+from normprobe.checks.norms.lost_norm_keys import LostNormKeys
 from normprobe.checks.norms.name_contradicts_behaviour import NameContradictsBehaviour
+from normprobe.checks.norms.outlier_gain import OutlierGain
+from normprobe.checks.norms.uninitialised_gain import UninitialisedGain
 
 ALL: tuple[Check, ...] = (
     EpsOutsideRoot(),
     EpsVanishesInDtype(),
     HalfPrecisionReduction(),
     NameContradictsBehaviour(),
+    UninitialisedGain(),
+    DeadGain(),
+    OutlierGain(),
+    DoubledOffset(),
+    LostNormKeys(),
 )

@@ -1,0 +1,94 @@
+"""NP112."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Outcome, Unit, limit, number
+from normprobe.checks.norms.gains import GainCheck, Stored
+from normprobe.records import Elements, Finding, ReportData, Severity
+
+
+@final
+@dataclass(frozen=True)
+class DoubledOffset(GainCheck):
+    """A norm that applies 1 + w holds weights to which the 1 was already added.
+
+    ## What it measures
+
+    The gains of all norms that apply 1 + w, which is found by behaviour. With right weights w lies about 0 on
+    both sides, in a fresh model and in a trained one. Where the 1 is in the weights too, w is the gain itself:
+    hardly one is below 0, and what is applied is a gain of about 2. That is said when it holds for all of
+    these norms together; or for one of them, when it is about 2 while the others in its role are about 1.
+
+    ## Why it matters
+
+    File formats differ in what they keep: some checkpoints hold w, GGUF files hold 1 + w. A loader that mixes
+    the two up doubles the scale behind every norm. The model still runs, with text in mixed scripts or with
+    embeddings that are all alike.
+
+    ## What to do
+
+    Subtract 1 from the norm weights once, or use a norm that applies w as it is. Compare the output with the
+    original.
+
+    ## When to ignore it
+
+    Where the gains were trained to lie above 1 throughout, which no public model with this form is known for.
+
+    ## References
+
+    Gemma Team 2024: the released implementation applies 1 + w. The GGUF conversion of Gemma in llama.cpp adds
+    the 1 to the stored weights.
+    """
+
+    code, name, severity, since = "NP112", "doubled-offset", Severity.WARNING, "0.1.0"
+
+    negative: float = limit(
+        0.02, unit=Unit.RATIO, source="choice: share of w below 0 under which they are no deviations from 1"
+    )
+    least: float = limit(1.5, unit=Unit.ONE, source="choice: midway between the gain 1 and the doubled 2")
+    near: float = limit(0.25, unit=Unit.ONE, source="choice: how far about 2, or about 1 for the others, still is")
+
+    def judge(self, norms: Sequence[Stored], data: ReportData) -> Outcome:
+        """Yield one finding for all norms, or one for each that stands out."""
+        held = [(n, n.known.gain) for n in norms if n.known.one_plus and n.known.gain is not None]
+        pairs = [(norm, gain) for norm, gain in held if not gain.non_finite]
+        if not pairs:
+            return
+        median = statistics.median(gain.median for _, gain in pairs)
+        below = sum(gain.stored_negative for _, gain in pairs) / sum(gain.count for _, gain in pairs)
+        if below <= self.negative and median >= self.least:
+            yield self._all([norm for norm, _ in pairs], median)
+            return
+        for norm, gain in pairs:
+            if self._alone(norm, gain, pairs):
+                yield self._one(norm, gain)
+
+    def _all(self, norms: Sequence[Stored], median: float) -> Finding:
+        return self.finding(
+            norms[0].site.path,
+            f"these norms apply 1 + w, and w lies about {number(median - 1)} and hardly ever below 0: the gain is "
+            f"about {number(median)}, as if the 1 had been added to the weights already",
+            value=median,
+            against="least",
+            places=[norm.site.path for norm in norms],
+        )
+
+    def _one(self, norm: Stored, gain: Elements) -> Finding:
+        return self.finding(
+            norm.site.path,
+            f"this norm applies 1 + w to a gain of about {number(gain.median)}, and the others in its role to one "
+            "of about 1: as if the 1 had been added to its weights already",
+            value=gain.median,
+            against="least",
+        )
+
+    def _alone(self, norm: Stored, gain: Elements, pairs: Sequence[tuple[Stored, Elements]]) -> bool:
+        """Whether this gain is about 2, and the two or more others in its role are about 1."""
+        others = [held.median for other, held in pairs if other.site.role == norm.site.role and other is not norm]
+        about = [abs(gain.median - 2), *(abs(other - 1) for other in others)]
+        return gain.stored_negative == 0 and len(others) >= 2 and not any(self.exceeds(x, self.near) for x in about)
