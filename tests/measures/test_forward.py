@@ -25,6 +25,7 @@ def test_a_site_that_the_model_no_longer_runs_is_a_skip_and_the_rest_is_measured
         "residual stream model.layers, write model.layers.2#aten.add.Tensor:1",
         "attention logits model.layers.2.self_attn#scaled_dot_product_attention:0",
         "initialisation of model.layers.2.self_attn.q_proj.weight and 6 more",
+        "gain of norm model.layers.2.input_layernorm and 1 more",
     }
     assert {s.why for s in skipped} == {
         "the measured forward did not run this operation, though the recorded one did",
