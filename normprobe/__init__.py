@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from normprobe.version import __version__
 
 if TYPE_CHECKING:
+    from normprobe.diffing.run import diff
     from normprobe.mending import Mending, mend, plan, rewrite
     from normprobe.probing import probe
+    from normprobe.report.diffs.report import DiffReport
     from normprobe.report.report import Report
     from normprobe.rewrites import AddFinalNorm, Effect, Plan, Proof, Rewrite, UpcastNorms
     from normprobe.sweeping.check import coordinate_check
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddFinalNorm",
+    "DiffReport",
     "Effect",
     "Mending",
     "Plan",
@@ -25,6 +28,7 @@ __all__ = [
     "UpcastNorms",
     "__version__",
     "coordinate_check",
+    "diff",
     "mend",
     "parameter_groups",
     "plan",
@@ -37,6 +41,8 @@ _HOMES = {
     **dict.fromkeys(("AddFinalNorm", "Effect", "Plan", "Proof", "Rewrite", "UpcastNorms"), "normprobe.rewrites"),
     "coordinate_check": "normprobe.sweeping.check",
     "parameter_groups": "normprobe.sweeping.mup",
+    "diff": "normprobe.diffing.run",
+    "DiffReport": "normprobe.report.diffs.report",
     "probe": "normprobe.probing",
     "Report": "normprobe.report.report",
 }

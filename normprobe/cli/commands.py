@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from normprobe.cli.audit import audit, demo
+from normprobe.cli.diff import diff
 from normprobe.cli.rules import explain, rules
 from normprobe.cli.sweep import sweep
 from normprobe.cli.verify import verify
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (audit, demo, rules, explain, sweep, verify):
+for command in (audit, demo, diff, rules, explain, sweep, verify):
     app.command()(command)
 
 

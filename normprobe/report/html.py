@@ -20,19 +20,27 @@ from normprobe.report.wording import mend_text, plural
 
 def fragment(data: ReportData) -> str:
     """The report as one `<div>` with its own styles, for the output of a notebook cell."""
-    body = "\n".join(_sections(data))
-    return f'<div class="normprobe-report"><style>{CSS}</style>\n{body}\n</div>'
+    return styled("\n".join(_sections(data)))
 
 
 def page(data: ReportData) -> str:
     """The report as a whole HTML document, with a newline at the end."""
-    title = escape(f"normprobe: {_name(data)}")
+    return whole(f"normprobe: {_name(data)}", fragment(data))
+
+
+def styled(body: str) -> str:
+    """`body` in a `<div>` with the styles of a report."""
+    return f'<div class="normprobe-report"><style>{CSS}</style>\n{body}\n</div>'
+
+
+def whole(title: str, body: str) -> str:
+    """A whole HTML document around what `styled` gave, with a newline at the end."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title></head>\n"
-        f'<body class="normprobe-page">\n{fragment(data)}\n</body></html>\n'
+        f"<title>{escape(title)}</title></head>\n"
+        f'<body class="normprobe-page">\n{body}\n</body></html>\n'
     )
 
 
@@ -53,23 +61,25 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield f'<p class="np-broken-text">{escape(broken)}</p>'
     yield "</header>"
     if data.findings:
-        yield _section("Findings", "".join(_finding(data, group) for group in finding_groups(data.findings)))
-    yield _section("Anatomy", "".join(_anatomy(data)))
-    yield from (_section(one.title, _chart(one), one.caption) for one in charts(data))
-    yield from (_section(one.title, _table(one), one.caption) for one in tables(data))
+        yield section("Findings", "".join(_finding(data, group) for group in finding_groups(data.findings)))
+    yield section("Anatomy", "".join(_anatomy(data)))
+    yield from (section(one.title, _chart(one), one.caption) for one in charts(data))
+    yield from (section(one.title, table(one), one.caption) for one in tables(data))
     if data.notes:
-        yield _section("Notes", _list(map(escape, data.notes)))
+        yield section("Notes", bullets(map(escape, data.notes)))
     if data.skipped:
-        yield _section("Not looked at", _list(_skips(data)))
+        yield section("Not looked at", bullets(_skips(data)))
     yield f'<footer class="np-dim">{escape(_versions(data))}</footer>'
 
 
-def _section(title: str, body: str, caption: str = "") -> str:
+def section(title: str, body: str, caption: str = "") -> str:
+    """A part of a report under its title; `body` is HTML, the rest is text."""
     told = f' <span class="np-dim">{escape(caption)}</span>' if caption else ""
     return f'<section><p class="np-title">{escape(title)}{told}</p>{body}</section>'
 
 
-def _list(items: Iterable[str]) -> str:
+def bullets(items: Iterable[str]) -> str:
+    """A list of what is HTML already."""
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 
@@ -118,7 +128,8 @@ def _chart(one: Chart) -> str:
     return '<div class="np-charts">' + "".join(map(_figure, one.series)) + "</div>"
 
 
-def _table(one: Table) -> str:
+def table(one: Table) -> str:
+    """A table; nothing where its caption says it all."""
     if not one.rows:
         return ""
     head = "".join(f"<th>{escape(column)}</th>" for column in one.columns)

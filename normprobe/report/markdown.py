@@ -55,8 +55,8 @@ def _lines(data: ReportData) -> Iterator[str]:
         yield from _finding(data, group)
     for chart in charts(data):
         yield from _chart(chart)
-    for table in tables(data):
-        yield from _table(table)
+    for each in tables(data):
+        yield from table(each)
     if data.notes:
         yield "\n## Notes\n"
         yield from (f"- {escape(note)}" for note in data.notes)
@@ -85,13 +85,14 @@ def _chart(chart: Chart) -> Iterator[str]:
         yield from (f"- {escape(' · '.join(caption))}" for caption in one.captions)
 
 
-def _table(table: Table) -> Iterator[str]:
-    yield f"\n## {escape(table.title)}\n\n{escape(table.caption)}\n"
-    if not table.rows:
+def table(one: Table) -> Iterator[str]:
+    """The lines of a table under its heading and caption."""
+    yield f"\n## {escape(one.title)}\n\n{escape(one.caption)}\n"
+    if not one.rows:
         return
-    yield f"| {' | '.join(map(escape, table.columns))} |"
-    yield f"| --- |{' ---: |' * (len(table.columns) - 1)}"
-    for first, *cells in table.rows:
+    yield f"| {' | '.join(map(escape, one.columns))} |"
+    yield f"| --- |{' ---: |' * (len(one.columns) - 1)}"
+    for first, *cells in one.rows:
         yield f"| {' | '.join((code(first), *map(escape, cells)))} |"
 
 

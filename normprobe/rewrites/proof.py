@@ -112,7 +112,7 @@ class Baseline:
             max_abs=change,
             max_rel=0.0 if change == 0 else change / largest if 0 < largest < _INFINITE else _INFINITE,
             **facts,
-            **_next_tokens(self.outputs[0], after[0], self.ids),
+            **next_tokens(self.outputs[0], after[0], self.ids),
         )
 
     def _rounding(self, after: list[Tensor]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
     return max(each if each == each else _INFINITE for each in differences)
 
 
-def _next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+def next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     """KL and agreement where the output (B, T, V) stands over integer inputs (B, T)."""
     if before.dim() != 3 or tuple(before.shape[:2]) not in ids or before.shape[2] < 2:
         return {}

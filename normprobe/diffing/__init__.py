@@ -1,0 +1,1 @@
+"""Two models side by side: what differs in their build, and where their signals part."""

@@ -1,0 +1,145 @@
+"""What weights, signals and outputs say, and the verdict over all."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from normprobe.diffing.facts import ERROR, NOTE, WARNING, difference, words
+from normprobe.records import Initialisation, Severity, Skipped, WeightMeasure
+from normprobe.records.diff import DiffData, Difference, OutputDiff, SignalDiff, SiteDiff, WeightPair
+from normprobe.report.wording import number, plural
+
+_SITES = {
+    "entry": "the entry of the stream",
+    "norm": "what the branch reads",
+    "mixed": "what the branch has before its last weight",
+    "write": "what the branch writes",
+    "stream": "the stream behind the branch",
+    "head": "what the head reads",
+    "output": "the output",
+}
+
+
+def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterator[Difference]:
+    """The first site that parts, sites that come together again, and outputs that cannot be laid alike."""
+    if signal is None:
+        return
+    apart = _output(signal)
+    if signal.first is not None:
+        site = signal.sites[signal.first]
+        severity = NOTE if apart is False else ERROR
+        again = (
+            "; the outputs are the same all the same: the features inside have another basis" if apart is False else ""
+        )
+        yield difference("signal", "parting", severity, _rms(site), (site.a, site.b), f"{_step(site)}{again}")
+    for index in signal.passing:
+        site = signal.sites[index]
+        told = "the features inside the branch have another order or scale; what it writes is the same"
+        yield difference("signal", "inner_form", NOTE, _rms(site), (site.a, site.b), told)
+    if apart:
+        last = next(site for site in signal.sites if site.kind == "output")
+        yield difference("output", "values", ERROR, _rms(last), (last.a, last.b), _step(last, "they part"))
+    if output is not None and output.shape_a != output.shape_b and output.shape_a[-1] != output.shape_b[-1]:
+        sizes = output.shape_a[-1], output.shape_b[-1]
+        yield difference("output", "size", ERROR, sizes, (output.a, output.b))
+
+
+def _output(signal: SignalDiff) -> bool | None:
+    """Whether the outputs part; None where that is not known."""
+    return next((site.step for site in signal.sites if site.kind == "output"), None)
+
+
+def _rms(site: SiteDiff) -> tuple[float, float]:
+    return site.rms_a, site.rms_b
+
+
+def _step(site: SiteDiff, what: str = "") -> str:
+    told = what or f"the signals part at {_SITES[site.kind]}"
+    return (
+        f"{told} by {number(site.error)} of its size, where rounding gives {number(site.noise)} "
+        f"(limit {number(site.limit)})"
+    )
+
+
+def weight_facts(
+    weights: Sequence[WeightPair], signal: SignalDiff | None, init: Sequence[Initialisation | None]
+) -> Iterator[Difference]:
+    """Weights that hold other values, one difference for each relation; and other scales of fresh weights."""
+    worst = NOTE if signal is not None and _output(signal) is False else ERROR
+    yield from _relation(weights, "different", worst, "hold other values")
+    yield from _relation(weights, "unlike", worst, "are there in one model alone or of other shapes")
+    yield from _relation(weights, "scaled", worst, "are those of A times a constant")
+    yield from _relation(weights, "reordered", NOTE, "hold the same output features in another order")
+    yield from _relation(weights, "rounded", NOTE, "are equal after rounding to the narrower dtype or to 16 bits")
+    yield from _drawn(weights, init, NOTE if worst is NOTE else WARNING)
+
+
+def buffer_facts(buffers: Sequence[WeightPair]) -> Iterator[Difference]:
+    """Floating buffers that hold other values: rounded tables of rotary angles, running statistics."""
+    for relation, told in (("rounded", "are equal after rounding"), ("different", "hold other values")):
+        found = [pair for pair in buffers if pair.relation == relation]
+        if found:
+            where = tuple((pair.a[0], pair.b[0]) for pair in found)
+            message = f"{plural(len(found), 'floating buffer')} of {len(buffers)} {told}"
+            first = difference("weights", f"buffers_{relation}", WARNING, (None, None), where[0], message)
+            yield first.model_copy(update={"where": where})
+
+
+def _relation(weights: Sequence[WeightPair], relation: str, severity: Severity, told: str) -> Iterator[Difference]:
+    found = [pair for pair in weights if pair.relation == relation]
+    if not found:
+        return
+    message = f"{plural(len(found), 'weight')} of {len(weights)} {told}"
+    if relation == "scaled":
+        message += f": {', '.join(dict.fromkeys(number(pair.factor) for pair in found[:6]))}"
+    if relation in ("different", "scaled"):
+        message += f"; distance {number(statistics.median(pair.distance for pair in found))} (median)"
+    where = tuple((" + ".join(pair.a), " + ".join(pair.b)) for pair in found)
+    fact = "values" if relation == "different" else relation
+    first = difference("weights", fact, severity, (None, None), where[0], message)
+    yield first.model_copy(update={"where": where})
+
+
+def _drawn(
+    weights: Sequence[WeightPair], init: Sequence[Initialisation | None], severity: Severity
+) -> Iterator[Difference]:
+    """Fresh weights of another scale or distribution: 99.9 % intervals of the standard deviation that do not meet."""
+    if init[0] is None or init[1] is None or init[0].trained or init[1].trained:
+        return
+    named = [{w.parameter: w for w in one.weights} for one in init if one is not None]
+    apart: dict[tuple[str, str], list[tuple[WeightMeasure, WeightMeasure]]] = {}
+    for pair in (pair for pair in weights if pair.relation in ("different", "scaled")):
+        one, other = named[0].get(pair.a[0]), named[1].get(pair.b[0])
+        if one is None or other is None or "unknown" in (one.distribution, other.distribution):
+            continue
+        if max(one.interval[0], other.interval[0]) > min(one.interval[1], other.interval[1]):
+            apart.setdefault(("std", one.roles[0]), []).append((one, other))
+        elif one.distribution != other.distribution:
+            apart.setdefault(("distribution", one.roles[0]), []).append((one, other))
+    for (fact, role), found in apart.items():
+        values = [statistics.median_low([getattr(each[side], fact) for each in found]) for side in (0, 1)]
+        told = f"{plural(len(found), 'weight')} of role {role} are drawn with {fact} "
+        told += f"{words(values[0])} in A and {words(values[1])} in B (medians)"
+        where = tuple((one.parameter, other.parameter) for one, other in found)
+        first = difference("weights", f"init_{fact}", severity, (values[0], values[1]), where[0], told)
+        yield first.model_copy(update={"where": where})
+
+
+def judge(data: DiffData, *, values: bool) -> DiffData:
+    """The document with its verdict.
+
+    Args:
+        data: everything that was found.
+        values: whether weights, signals and outputs were to be compared.
+    """
+    if any(one.severity in (ERROR, WARNING) for one in data.differences):
+        return data.model_copy(update={"verdict": "differs"})
+    compared = data.signal is not None and _output(data.signal) is not None
+    if values and not compared:
+        why = "no output of both models was compared, so that they are not known to be the same"
+        skipped = (*data.skipped, Skipped(what="verdict", why=why))
+        return data.model_copy(update={"verdict": "unknown", "skipped": skipped})
+    if not values and not data.matched:
+        return data.model_copy(update={"verdict": "unknown"})
+    return data.model_copy(update={"verdict": "same"})

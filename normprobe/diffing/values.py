@@ -1,0 +1,192 @@
+"""The values of weights and biases that stand at the same place in two models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.diffing.pairs import BranchPair, Pairs, Side
+from normprobe.records import Anatomy, Branch, WeightSite
+from normprobe.records.diff import Relation, WeightPair
+
+_READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
+_TIGHT = 1e-5  # choice: of a scaled or reordered weight in float32; half precision has its own spacing
+_ROLES = ("reader", "inner", "writer")
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One parameter, its output features along the first axis; `wide` says whether it is a weight."""
+
+    name: str
+    values: Tensor
+    wide: bool
+
+
+def holdings(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, shared ones under every name."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def print_of(model: nn.Module) -> Side:
+    """What tells a branch of `model` from others of its kind: the size of its weights to three digits."""
+    named = holdings(model)
+
+    def mark(branch: Branch) -> str:
+        held = [named[name] for name in branch.parameters if name in named and named[name].is_floating_point()]
+        if any(t.is_meta for t in held):
+            return ""
+        return f"{math.sqrt(sum(float(t.detach().double().square().sum()) for t in held)):.3g}"
+
+    return mark
+
+
+def compare_weights(
+    a: tuple[Anatomy, Mapping[str, Tensor]], b: tuple[Anatomy, Mapping[str, Tensor]], pairs: Pairs, seed: int
+) -> tuple[WeightPair, ...]:
+    """Every weight and bias of matched branches, and of the embeddings and the head.
+
+    Where a branch holds as many weights of one role in both models they are compared in order; where it does not
+    (queries, keys and values in one weight or in three) all of that role are compared as one, feature by feature.
+
+    Args:
+        a: Anatomy and parameters by name of the first model.
+        b: those of the second model.
+        pairs: the branches that belong together.
+        seed: of the projection that tells reordered features.
+    """
+    rows: list[WeightPair] = []
+    for role in ("embedding", "head"):
+        rows += _compared(*_shared(_outside(*a, role), _outside(*b, role)), seed)
+    for pair in pairs.branches:
+        for role in _ROLES:
+            held = _inside(*a, pair, 0, role), _inside(*b, pair, 1, role)
+            for wide in (True, False):
+                one, other = ([each for each in side if each.wide is wide] for side in held)
+                rows += _compared(one, other, seed)
+    return tuple({(row.a, row.b): row for row in rows}.values())
+
+
+def compare_buffers(a: nn.Module, b: nn.Module, seed: int) -> tuple[WeightPair, ...]:
+    """Floating buffers in the order in which they are registered; none where their shapes are not the same."""
+    held = [
+        [_Held(name, t, False) for name, t in model.named_buffers() if t.is_floating_point() and not t.is_meta]
+        for model in (a, b)
+    ]
+    if [one.values.shape for one in held[0]] != [one.values.shape for one in held[1]]:
+        return ()
+    return tuple(_pair([one], [other], seed) for one, other in zip(*held, strict=True) if one.values.numel())
+
+
+def _outside(anatomy: Anatomy, named: Mapping[str, Tensor], role: str) -> list[_Held]:
+    return [_weight(w, named) for w in anatomy.weights if role in w.roles and _readable(w.parameter, named)]
+
+
+def _shared(a: list[_Held], b: list[_Held]) -> tuple[list[_Held], list[_Held]]:
+    """Embeddings and heads of two vocabularies, cut to the ids that both have."""
+    if len(a) != len(b):
+        return a, b
+    sizes = [min(len(one.values), len(other.values)) for one, other in zip(a, b, strict=True)]
+    cut = [[_Held(h.name, h.values[:size], h.wide) for h, size in zip(side, sizes, strict=True)] for side in (a, b)]
+    return cut[0], cut[1]
+
+
+def _inside(anatomy: Anatomy, named: Mapping[str, Tensor], pair: BranchPair, side: int, role: str) -> list[_Held]:
+    at, branch = (pair.streams[side], pair.index[side]), (pair.a, pair.b)[side]
+    sites = [w for w in anatomy.weights if (w.stream, w.branch) == at and role in w.roles]
+    held = [_weight(w, named) for w in sites if _readable(w.parameter, named)]
+    names = {"reader": branch.readers, "writer": branch.writers}.get(role, ())
+    flat = [name for name in names if _readable(name, named) and named[name].dim() == 1]
+    return held + [_Held(name, named[name].detach(), False) for name in flat]
+
+
+def _readable(name: str, named: Mapping[str, Tensor]) -> bool:
+    held = named.get(name)
+    if held is None or type(held) not in (Tensor, nn.Parameter) or held.layout is not torch.strided:
+        return False
+    return held.dtype in _READ and held.numel() > 0 and not held.is_meta
+
+
+def _weight(site: WeightSite, named: Mapping[str, Tensor]) -> _Held:
+    values = named[site.parameter].detach()
+    if site.kind == "embedding":
+        return _Held(site.parameter, values, True)
+    return _Held(site.parameter, values.movedim(site.output_axis, 0), True)
+
+
+def _compared(a: Sequence[_Held], b: Sequence[_Held], seed: int) -> Iterator[WeightPair]:
+    if len(a) == len(b):
+        for one, other in zip(a, b, strict=True):
+            yield _pair([one], [other], seed)
+    elif a and b:
+        yield _pair(a, b, seed)
+    elif all(_nothing(each.values) for each in (*a, *b)):
+        return  # biases of zero and none at all do the same
+    else:
+        names = tuple(each.name for each in a), tuple(each.name for each in b)
+        count = sum(each.values.numel() for each in (*a, *b))
+        yield WeightPair(a=names[0], b=names[1], relation="unlike", distance=math.nan, factor=math.nan, count=count)
+
+
+def _nothing(values: Tensor) -> bool:
+    return values.dim() == 1 and not bool(values.any())
+
+
+def _pair(a: Sequence[_Held], b: Sequence[_Held], seed: int) -> WeightPair:
+    names = tuple(each.name for each in a), tuple(each.name for each in b)
+    x, y = _stacked(a), _stacked(b)
+    count = sum(each.values.numel() for each in a)
+    if x is None or y is None or x.shape != y.shape:
+        return WeightPair(a=names[0], b=names[1], relation="unlike", distance=math.nan, factor=math.nan, count=count)
+    relation, distance, factor = relate(x, y, seed)
+    return WeightPair(a=names[0], b=names[1], relation=relation, distance=distance, factor=factor, count=count)
+
+
+def _stacked(held: Sequence[_Held]) -> Tensor | None:
+    """All output features one below the other, [F, …]; None where they have different inputs."""
+    if len({each.values.shape[1:] for each in held}) != 1:
+        return None
+    first = held[0].values
+    return first if len(held) == 1 else torch.cat([each.values.to(first.device) for each in held])
+
+
+def relate(a: Tensor, b: Tensor, seed: int = 0) -> tuple[Relation, float, float]:
+    """How the values of `b` come from those of `a`, with the distance and the factor of `WeightPair`.
+
+    Args:
+        a: [F, …] with F output features.
+        b: of the same shape, perhaps of another dtype or on another device.
+        seed: of the projection that tells reordered features.
+    """
+    spacing = max(torch.finfo(t.dtype).eps for t in (a, b))
+    narrow = min((a.dtype, b.dtype), key=_BITS.__getitem__)
+    x, y = (t.to("cpu", torch.float64).flatten() for t in (a, b))
+    sizes, product = (float(x.square().sum()), float(y.square().sum())), float(x @ y)
+    distance = math.sqrt(float((y - x).square().sum()) / max(sizes)) if max(sizes) else 0.0
+    factor = product / sizes[0] if sizes[0] else math.nan
+    if torch.equal(x, y):
+        return "equal", 0.0, factor
+    if any(torch.equal(x.to(dtype), y.to(dtype)) for dtype in dict.fromkeys((narrow, torch.bfloat16, torch.float16))):
+        return "rounded", distance, factor
+    tight = max(_TIGHT, spacing)
+    if math.isfinite(factor) and factor and float((y - factor * x).norm()) <= tight * math.sqrt(sizes[1]):
+        return "scaled" if abs(factor - 1) > tight else "different", distance, factor
+    if _reordered(x.view(len(a), -1), y.view(len(b), -1), tight, seed):
+        return "reordered", distance, factor
+    return "different", distance, factor
+
+
+def _reordered(a: Tensor, b: Tensor, tight: float, seed: int) -> bool:
+    """Whether the rows of `a` are those of `b` in another order: a random projection of each row tells."""
+    if not bool(torch.isfinite(a).all() & torch.isfinite(b).all()):
+        return False
+    generator = torch.Generator().manual_seed(seed)
+    ray = torch.randn(a.shape[1], generator=generator, dtype=torch.float64)
+    rows = [torch.stack([t @ ray, t.norm(dim=1)], 1) for t in (a, b)]
+    one, other = (row[row[:, 0].argsort()] for row in rows)
+    return bool(((one - other).abs() <= tight * one[:, 1:].amax()).all())
