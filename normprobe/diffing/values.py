@@ -164,14 +164,13 @@ def relate(a: Tensor, b: Tensor, seed: int = 0) -> tuple[Relation, float, float]
         seed: of the projection that tells reordered features.
     """
     spacing = max(torch.finfo(t.dtype).eps for t in (a, b))
-    narrow = min((a.dtype, b.dtype), key=_BITS.__getitem__)
     x, y = (t.to("cpu", torch.float64).flatten() for t in (a, b))
     sizes, product = (float(x.square().sum()), float(y.square().sum())), float(x @ y)
     distance = math.sqrt(float((y - x).square().sum()) / max(sizes)) if max(sizes) else 0.0
     factor = product / sizes[0] if sizes[0] else math.nan
-    if torch.equal(x, y):
+    if bool(((x == y) | (x.isnan() & y.isnan())).all()):
         return "equal", 0.0, factor
-    if any(torch.equal(x.to(dtype), y.to(dtype)) for dtype in dict.fromkeys((narrow, torch.bfloat16, torch.float16))):
+    if _rounded(x, y, {a.dtype, b.dtype}):
         return "rounded", distance, factor
     tight = max(_TIGHT, spacing)
     if math.isfinite(factor) and factor and float((y - factor * x).norm()) <= tight * math.sqrt(sizes[1]):
@@ -179,6 +178,15 @@ def relate(a: Tensor, b: Tensor, seed: int = 0) -> tuple[Relation, float, float]
     if _reordered(x.view(len(a), -1), y.view(len(b), -1), tight, seed):
         return "reordered", distance, factor
     return "different", distance, factor
+
+
+def _rounded(x: Tensor, y: Tensor, dtypes: set[torch.dtype]) -> bool:
+    """Whether one is the other after rounding: to the narrower dtype, or to 16 bits and back."""
+    if dtypes == {torch.float16, torch.bfloat16}:  # two roundings of what neither holds any more
+        return bool(((x - y).abs() <= 2.0**-8 * torch.maximum(x.abs(), y.abs())).all())
+    narrow = min(dtypes, key=_BITS.__getitem__)
+    tried = dict.fromkeys((narrow, torch.bfloat16, torch.float16))
+    return any(torch.equal(x.to(t).double(), y) or torch.equal(y.to(t).double(), x) for t in tried)
 
 
 def _reordered(a: Tensor, b: Tensor, tight: float, seed: int) -> bool:

@@ -52,9 +52,9 @@ class WeightPair(Record):
     """The values of parameters that stand at the same place; several where they are stacked in one of the models.
 
     Attributes:
-        relation: "equal" bit for bit; "rounded": equal after rounding to the narrower dtype of the two, to bfloat16 or
-            to float16; "scaled": B is `factor` times A; "reordered": the same output features in another order;
-            "different"; "unlike": of shapes that cannot be compared.
+        relation: "equal" in every value; "rounded": one is the other after rounding to the narrower dtype of the two,
+            or to bfloat16 or float16 and back; "scaled": B is `factor` times A; "reordered": the same output features
+            in another order; "different"; "unlike": of shapes that cannot be compared.
         distance: ‖B − A‖ / max(‖A‖, ‖B‖) over all values; NaN where the shapes are unlike.
         factor: ⟨A, B⟩ / ⟨A, A⟩.
     """
