@@ -81,7 +81,7 @@ class Initialisation(Record):
     """
 
     trained: bool | None
-    drawn: float | None
+    drawn: float | None = None
     evidence: tuple[str, ...]
     writes: tuple[int, ...]
     roles: tuple[RoleMeasure, ...]
