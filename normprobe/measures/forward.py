@@ -14,7 +14,7 @@ from normprobe.measures.attention import LogitHandler, alike, tell
 from normprobe.measures.finite import all_finite, first_broken_module
 from normprobe.measures.gains import measure_gains
 from normprobe.measures.initialisation import measure_initialisation
-from normprobe.measures.origin import first_broken_operation
+from normprobe.measures.origin import broken_tensors, first_broken_operation
 from normprobe.measures.padding import padding_masks, undecided
 from normprobe.measures.residual import read_stream, write_handlers
 from normprobe.measures.scratch import Scratch
@@ -85,11 +85,15 @@ def _finite(model: nn.Module, inputs: Inputs, streams: tuple[StreamMeasure, ...]
     """Whether the output is finite, and where the first value that is not came from."""
     finite = all_finite(watched.output)
     broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
-    operation = None
-    if finite is False or broken is not None:
-        broken = first_broken_module(model, inputs) or broken
-        operation = None if broken is None else first_broken_operation(model, inputs, broken)
-    return {"output_finite": finite, "first_non_finite": broken, "first_non_finite_operation": operation}
+    if finite is not False and broken is None:
+        return {"output_finite": finite}
+    broken = first_broken_module(model, inputs) or broken
+    return {
+        "output_finite": finite,
+        "first_non_finite": broken,
+        "first_non_finite_operation": None if broken is None else first_broken_operation(model, inputs, broken),
+        "non_finite_tensors": broken_tensors(model),
+    }
 
 
 def _streams(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from normprobe import stats, theory
+from normprobe import stats
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.chains import differentiable, rms
+from normprobe.measures.gradient_depth import by_depth
 from normprobe.measures.loss import LossFunction, loss_of
 from normprobe.measures.origin import first_broken_gradient
 from normprobe.measures.padding import padding_masks
@@ -27,7 +27,6 @@ from normprobe.records import (
     Basis,
     Branch,
     BranchGradient,
-    GradientLaw,
     GradientMeasure,
     OpSite,
     Skipped,
@@ -43,6 +42,8 @@ def measure_gradients(
     loss: LossFunction | None = None,
     lr: float | None = None,
     residual: Sequence[StreamMeasure] = (),
+    *,
+    untrained: bool = False,
 ) -> tuple[GradientMeasure | None, tuple[Skipped, ...]]:
     """Gradients of one loss by depth, from one forward and one backward in eval mode; one of each more where a gradient
     is not finite.
@@ -59,12 +60,11 @@ def measure_gradients(
         loss: `loss(output, inputs)` gives a scalar; None: see `loss.loss_of`.
         lr: learning rate for the ratios of update to weight.
         residual: of the same forward; gives the closed form the size of the branches.
+        untrained: whether the weights are those of an initialisation, the only ones that the closed form is for.
 
     Returns:
-        The measure, and what was not measured with the reason. `last_to_first` and `slope` (a least-squares
-        line through the logarithms of the parameter norms, a branch) are those of the stream with the most
-        branches, among its branches with parameters. The measure is None where autograd cannot differentiate
-        the model.
+        The measure, and what was not measured with the reason. The measure is None where autograd cannot
+        differentiate the model.
 
     Raises:
         InputError: if no loss can be made from the output.
@@ -81,33 +81,21 @@ def measure_gradients(
             with torch.enable_grad():
                 value, name = loss_of(watched.output, inputs, anatomy, loss)
             with differentiated("loss"):
-                gradients = _differentiate(value, anatomy, leaves, sites)
+                gradients = _differentiate(value, leaves, sites)
     except UndifferentiableError as reason:
         return None, (Skipped(what="gradients", why=str(reason)),)
     branches = tuple(_branches(anatomy.streams, gradients, lr))
-    measure = _measure(value.detach(), name, branches, anatomy.streams)
-    longest = max(anatomy.streams, key=lambda stream: stream.depth, default=None)
-    more: dict[str, Any] = {"lr": lr, "expected": None if longest is None else _law(longest, residual)}
-    if not all(math.isfinite(size) for size in (*gradients.norms.values(), *gradients.rms.values())):
-        more["first_non_finite"] = first_broken_gradient(model, inputs, anatomy, loss)
-    return measure.model_copy(update=more), tuple(_skips(sites, watched))
-
-
-def _law(stream: Stream, residual: Sequence[StreamMeasure]) -> GradientLaw | None:
-    """The closed form for the slope; None where none is known for the placement."""
-    if stream.placement not in ("pre", "post") or stream.depth < 2:
-        return None
-    states = next((measure.states for measure in residual if measure.stream == stream.name), ())
-    ratios = [state.write_ratio for state in states if math.isfinite(state.write_ratio)]
-    size = statistics.median(ratios) if ratios else 1.0
-    slope = theory.gradient_slope(stream.placement == "post", size)
-    writes = len({branch.add for branch in stream.branches})
-    return GradientLaw(
-        slope=slope,
-        last_to_first=math.exp(slope * (writes - 1)),
-        branch_rms=size,
-        source="Xiong et al. 2020, sec. 3",
-    )
+    broken = not all(math.isfinite(size) for size in (*gradients.norms.values(), *gradients.rms.values()))
+    return GradientMeasure(
+        loss=name,
+        value=float(value.detach()),
+        basis=Basis(unit="loss / parameter", dtype=gradients.dtype, count=sum(b.parameters for b in branches)),
+        branches=branches,
+        lr=lr,
+        first_non_finite=first_broken_gradient(model, inputs, anatomy, loss) if broken else None,
+        non_finite_parameters=tuple(n for n, norm in gradients.norms.items() if not math.isfinite(norm)),
+        **by_depth(anatomy.streams, branches, residual, untrained=untrained),
+    ), tuple(_skips(sites, watched))
 
 
 class _Edge(Handler):
@@ -146,7 +134,8 @@ def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]
 
 @dataclass(frozen=True)
 class _Gradients:
-    """What is left of the gradients: norm and size by parameter, norm of the parameter itself, RMS by add."""
+    """What is left of the gradients: norm and size by parameter, norm of the parameter itself, RMS by add; `dtype` has
+    the dtypes of the parameters' gradients."""
 
     norms: Mapping[str, float]
     sizes: Mapping[str, int]
@@ -155,11 +144,8 @@ class _Gradients:
     dtype: str
 
 
-def _differentiate(
-    value: Tensor, anatomy: Anatomy, leaves: Mapping[str, Tensor], sites: Mapping[OpSite, _Edge]
-) -> _Gradients:
-    used = {p for s in anatomy.streams for b in s.branches for p in b.parameters}
-    names = [n for n in leaves if n in used]
+def _differentiate(value: Tensor, leaves: Mapping[str, Tensor], sites: Mapping[OpSite, _Edge]) -> _Gradients:
+    names = list(leaves)
     edges = {site: handler.edge for site, handler in sites.items() if handler.edge is not None}
     targets: list[Any] = [*(leaves[n] for n in names), *edges.values()]
     found: Sequence[Tensor | None] = torch.autograd.grad(value, targets, allow_unused=True) if targets else ()
@@ -169,7 +155,7 @@ def _differentiate(
         sizes={n: leaves[n].numel() for n in names},
         weights={n: _norm(leaves[n].detach()) for n in names},
         rms={site: sites[site].size(g) for site, g in zip(edges, states, strict=True)},
-        dtype=next((str(g.dtype).removeprefix("torch.") for g in parameters if g is not None), str(value.dtype)),
+        dtype=", ".join(sorted({str(g.dtype).removeprefix("torch.") for g in parameters if g is not None})),
     )
 
 
@@ -206,29 +192,3 @@ def _branches(streams: Sequence[Stream], gradients: _Gradients, lr: float | None
                 update_ratio=lr * norm / weight if lr is not None and weight else None,
                 adam_ratio=lr * math.sqrt(entries) / weight if lr is not None and weight else None,
             )
-
-
-def _measure(
-    value: Tensor, name: str, branches: tuple[BranchGradient, ...], streams: Sequence[Stream]
-) -> GradientMeasure:
-    longest = max(streams, key=lambda stream: stream.depth).name if streams else None
-    norms = [b.parameter_norm for b in branches if b.stream == longest and b.parameters]
-    return GradientMeasure(
-        loss=name,
-        value=float(value),
-        basis=Basis(unit="loss / parameter", dtype=str(value.dtype), count=sum(b.parameters for b in branches)),
-        branches=branches,
-        stream=longest,
-        last_to_first=norms[-1] / norms[0] if norms and norms[0] else math.nan,
-        slope=_slope(norms),
-    )
-
-
-def _slope(norms: Sequence[float]) -> float:
-    """Slope of ln norm by index of the branch; NaN with fewer than two, or one that is 0 or not finite."""
-    if len(norms) < 2 or not all(math.isfinite(norm) and norm > 0 for norm in norms):
-        return math.nan
-    logs = [math.log(norm) for norm in norms]
-    middle, mean = (len(norms) - 1) / 2, math.fsum(logs) / len(logs)
-    spread = math.fsum((i - middle) ** 2 for i in range(len(logs)))
-    return math.fsum((i - middle) * (y - mean) for i, y in enumerate(logs)) / spread

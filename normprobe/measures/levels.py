@@ -30,7 +30,10 @@ def measure_level(
         measured, skipped = measured.model_copy(update={"batchnorm": batchnorm}), (*skipped, *more)
     if wanted.level == "backward":
         wanted.tell("gradients", 0, 0)
-        gradients, more = measure_gradients(model, inputs, anatomy, wanted.loss, wanted.lr, measured.residual)
+        untrained = measured.init is not None and measured.init.trained is False
+        gradients, more = measure_gradients(
+            model, inputs, anatomy, wanted.loss, wanted.lr, measured.residual, untrained=untrained
+        )
         measured, skipped = measured.model_copy(update={"gradients": gradients}), (*skipped, *more)
     subject = Subject(model, inputs, anatomy, measured, wanted.loss, wanted.seed, everywhere, wanted.tell)
     measured, more = measure_extras(wanted.measures, subject)

@@ -17,8 +17,7 @@ from normprobe.capture.watch import Handler
 from normprobe.measures.finite import all_finite, broken, floats
 from normprobe.measures.loss import LossFunction, loss_of
 from normprobe.measures.stand_ins import stand_ins
-from normprobe.records import Anatomy, OpSite
-from normprobe.records.measurements import NonFinite
+from normprobe.records import Anatomy, BrokenTensor, NonFinite, OpSite
 
 
 def first_broken_operation(model: nn.Module, inputs: Inputs, path: str) -> NonFinite | None:
@@ -78,6 +77,21 @@ def first_broken_gradient(
         if not found:
             return None
         return NonFinite(direction="backward", operation=found[0].name(), site=sites.get(found[0]))
+
+
+def broken_tensors(model: nn.Module) -> tuple[BrokenTensor, ...]:
+    """The parameters that hold NaN or an infinity, and the buffers that hold NaN or +∞: a −∞ there is a mask.
+
+    Under every name that leads to them; without a forward.
+    """
+    found = []
+    for name, x in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        if x.is_floating_point() and not x.is_meta and all_finite(x) is False:
+            held, buffer = x.detach().to_dense(), not isinstance(x, nn.Parameter)
+            nan = int(held.isnan().sum())
+            infinite = int((held.isposinf() if buffer else held.isinf()).sum())
+            found += [BrokenTensor(name=name, nan=nan, infinite=infinite, count=x.numel())] if nan or infinite else []
+    return tuple(found)
 
 
 class _Note(Handler):

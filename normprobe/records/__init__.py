@@ -16,12 +16,10 @@ from normprobe.records.anatomy import (
 )
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMeasure, KindGradients
 from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.measurements import (
     AttentionMeasure,
-    BranchGradient,
-    GradientLaw,
-    GradientMeasure,
     Growth,
     HeadLogits,
     Headroom,
@@ -29,10 +27,10 @@ from normprobe.records.measurements import (
     Margins,
     MassiveActivation,
     Measurements,
-    NonFinite,
     StreamMeasure,
     StreamState,
 )
+from normprobe.records.non_finite import BrokenTensor, NonFinite
 from normprobe.records.norm_gains import Elements, NormGain
 from normprobe.records.norms import NormSite, NormSpec
 from normprobe.records.report import (
@@ -54,6 +52,7 @@ __all__ = [
     "BranchGradient",
     "BranchScale",
     "Elements",
+    "BrokenTensor",
     "Finding",
     "GradientLaw",
     "GradientMeasure",
@@ -64,6 +63,7 @@ __all__ = [
     "Headroom",
     "HeadRows",
     "Initialisation",
+    "KindGradients",
     "Level",
     "MassiveActivation",
     "Measurements",

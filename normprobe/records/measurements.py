@@ -6,15 +6,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from normprobe.records.anatomy import OpSite
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 from normprobe.records.batchnorm import BatchNormMeasure
 from normprobe.records.cost import CostMeasure
 from normprobe.records.depth import DepthMeasure
 from normprobe.records.gain import GainMeasure
+from normprobe.records.gradients import GradientMeasure
 from normprobe.records.init import Initialisation
 from normprobe.records.jacobian import JacobianMeasure
+from normprobe.records.non_finite import BrokenTensor, NonFinite
 from normprobe.records.norm_curves import NormsMeasure
 from normprobe.records.norm_gains import NormGain
 from normprobe.records.precision import PrecisionMeasure
@@ -195,82 +196,6 @@ class AttentionMeasure(Record):
     heads: tuple[HeadLogits, ...]
 
 
-class NonFinite(Record):
-    """The operation that first gave a value that is not finite though it was given finite ones.
-
-    Attributes:
-        direction: whether the value itself or a gradient was not finite.
-        operation: by torch's name; backward that of autograd's node.
-        site: where it runs; None where it is no operation of the model (one of the loss) or was not seen.
-    """
-
-    direction: Literal["forward", "backward"]
-    operation: str
-    site: OpSite | None
-
-
-class GradientLaw(Record):
-    """What a closed form says of the parameter gradients of a stack at initialisation, beside what was measured.
-
-    Attributes:
-        slope: of ln norm by index of the branch.
-        last_to_first: e^(slope · (branches − 1)).
-        branch_rms: RMS of a branch over that of the trunk that went into it; 1 where it was not measured.
-        source: the citation.
-    """
-
-    slope: float
-    last_to_first: float
-    branch_rms: float
-    source: str
-
-
-class BranchGradient(Record):
-    """Gradient of one branch: L2 norm over all its parameters, and RMS of the gradient that reaches its add
-    over the tokens that are no padding.
-
-    `weight_norm` is the L2 norm of these parameters. For the learning rate of the measure, `update_ratio` is
-    lr · parameter_norm / weight_norm, a step of gradient descent as a share of the weights, and `adam_ratio`
-    lr · √parameters / weight_norm, Adam's first step, in which every entry moves by lr (Kingma & Ba 2015, sec. 2.1).
-    None without a learning rate or where all weights are 0.
-    """
-
-    stream: str
-    branch: int
-    path: str
-    kind: str
-    parameter_norm: float
-    activation_rms: float
-    parameters: int
-    weight_norm: float | None = None
-    update_ratio: float | None = None
-    adam_ratio: float | None = None
-
-
-class GradientMeasure(Record):
-    """Gradients of `loss` by depth.
-
-    Attributes:
-        stream: the stream with most branches, which the next three are of; None where there is none.
-        last_to_first: ratio of the parameter norms of its last to its first branch.
-        slope: of ln norm by index of the branch.
-        expected: the closed form of the slope for its placement; None where there is none.
-        lr: the learning rate that was given.
-        first_non_finite: looked for where a gradient is not finite.
-    """
-
-    loss: str
-    value: float
-    basis: Basis
-    branches: tuple[BranchGradient, ...]
-    stream: str | None = None
-    last_to_first: float
-    slope: float
-    expected: GradientLaw | None = None
-    lr: float | None = None
-    first_non_finite: NonFinite | None = None
-
-
 class Measurements(Record):
     """Everything that was measured; None or empty where the level did not ask for it."""
 
@@ -293,6 +218,10 @@ class Measurements(Record):
         default=None, description="path of the first module whose output was not finite"
     )
     first_non_finite_operation: NonFinite | None = None
+    non_finite_tensors: tuple[BrokenTensor, ...] = Field(
+        default=(),
+        description="parameters and buffers that are not finite; looked for where a value or gradient is not",
+    )
 
 
 Level = Literal["structure", "forward", "backward"]

@@ -18,7 +18,7 @@ from normprobe.records import (
 from normprobe.report.captions import Facts, largest, spread, stream_captions
 from normprobe.report.overview import owner
 from normprobe.report.streams import stream_title
-from normprobe.report.wording import number, place, plural
+from normprobe.report.wording import BRANCHES, number, place, plural
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,7 @@ def _gradients(data: ReportData) -> Chart:
 def _beside(gradients: GradientMeasure, stream: str) -> Iterator[str]:
     """Ratio and slope of the stream that they are of, with the closed form, and steps beside weights."""
     if stream == gradients.stream:
-        yield f"last to first branch ×{number(gradients.last_to_first)}"
-        yield f"slope of the logarithm {number(gradients.slope)} a branch"
-        if gradients.expected is not None:
-            yield f"closed form at init {number(gradients.expected.slope)}"
+        yield from _with_depth(gradients)
     branches = [branch for branch in gradients.branches if branch.stream == stream]
     for name, ratios in (
         ("gradient descent", [branch.update_ratio for branch in branches]),
@@ -199,6 +196,23 @@ def _beside(gradients: GradientMeasure, stream: str) -> Iterator[str]:
         known = [ratio for ratio in ratios if ratio is not None]
         if known and gradients.lr is not None:
             yield f"update / weight at lr {number(gradients.lr)}, {name}: {spread(known)}"
+
+
+def _with_depth(gradients: GradientMeasure) -> Iterator[str]:
+    kinds = [kind for kind in gradients.kinds if kind.branches > 1]
+    if not kinds:
+        yield "no ratio and no slope: no two branches of one kind have parameters"
+        return
+    for kind in kinds:
+        yield f"last to first {BRANCHES.get(kind.kind, kind.kind)} ×{number(kind.last_to_first)}"
+    several = " with a level for each kind" if len(gradients.kinds) > 1 else ""
+    yield f"slope of ln norm {number(gradients.slope)} a write{several}"
+    if (law := gradients.expected) is not None:
+        yield (
+            f"closed form at initialisation {number(law.slope)} a write, ×{number(law.last_to_first)} last to first "
+            f"({law.source}): a larger slope means that the first branches get less of the gradient than their "
+            "placement explains, a smaller one more"
+        )
 
 
 def _gradient(data: ReportData, stream: str, captions: tuple[Facts, ...]) -> Series:

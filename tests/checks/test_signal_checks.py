@@ -285,7 +285,6 @@ def test_np401_does_not_judge_logits_with_a_position_bias() -> None:
             "stream blocks",
         ),
         ({"output_finite": True, "gradients": b.gradients(value=INF)}, ".", "loss"),
-        ({"output_finite": True, "gradients": b.gradients(NAN)}, "blocks.0", "gradients in stream blocks"),
     ],
 )
 def test_np504_finds_what_is_not_finite(parts: dict[str, Any], where: str, kinds: str) -> None:
@@ -293,6 +292,14 @@ def test_np504_finds_what_is_not_finite(parts: dict[str, Any], where: str, kinds
     assert skipped == ()
     assert (found.where, found.severity.value) == (where, "error")
     assert found.message == f"not finite from here on: {kinds}"
+
+
+def test_np504_tells_gradients_from_the_forward_that_is_finite() -> None:
+    gradients = b.gradients(NAN).model_copy(update={"non_finite_parameters": ("head.weight",)})
+    (found,), _ = judge("NP504", b.document(level="backward", output_finite=True, gradients=gradients))
+    kinds = "gradients in stream blocks, gradients of parameters outside the streams"
+    assert found.message == f"not finite, though all of the forward is: {kinds}"
+    assert (found.where, found.places) == ("blocks.0", ("blocks.0", "blocks.1", "head.weight"))
 
 
 def test_np504_passes_an_infinity_that_went_nowhere() -> None:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from normprobe import probe
 from normprobe.capture.invoke import invoke
 from normprobe.errors import InputError, SettingError
+from normprobe.measures.gradient_depth import by_depth
 from normprobe.measures.gradients import measure_gradients
-from normprobe.records import GradientMeasure
+from normprobe.records import Branch, BranchGradient, GradientMeasure, OpSite, Stream
 from normprobe.report.render import document
 from tests.measures.models import CASES, Adds, Case, ResNet, anatomy_of, gpt2, llama, shaken, t5
-from tests.models import decoder
+from tests.models import Block, Decoder, decoder, layer_norm
 
 
 def measured(model: nn.Module, inputs: Any, loss: Any = None) -> GradientMeasure:
@@ -348,10 +349,17 @@ def test_without_a_learning_rate_there_is_no_step() -> None:
     assert all(b.update_ratio is None and b.adam_ratio is None and b.weight_norm for b in measured(model, x).branches)
 
 
+def fresh(placement: str, layers: int) -> Decoder:
+    """A decoder as it is drawn: gains at one, offsets at zero."""
+    torch.manual_seed(0)
+    return Decoder([Block(layer_norm, placement) for _ in range(layers)], layer_norm()).eval()
+
+
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 def test_the_closed_form_stands_beside_the_slope(placement: str) -> None:
-    model, ids = decoder(placement, layers=6)
+    model, ids = fresh(placement, 6), torch.randint(0, 48, (2, 12))
     report = probe(model, ids, level="backward")
+    assert report.data.measurements.init.trained is False
     found = report.gradients
     assert found is not None
     if placement == "sandwich":
@@ -363,7 +371,78 @@ def test_the_closed_form_stands_beside_the_slope(placement: str) -> None:
     assert found.expected.branch_rms == pytest.approx(size)
     slope = 0.5 * math.log(1 + size**2) if placement == "post" else 0.0
     assert found.expected.slope == pytest.approx(slope)
-    assert found.expected.last_to_first == pytest.approx(math.exp(11 * slope))
+    assert [kind.expected for kind in found.kinds] == pytest.approx([math.exp(10 * slope)] * 2)
+    assert found.expected.last_to_first == pytest.approx(math.exp(10 * slope))
+    assert "closed form at initialisation" in document(report.data, "markdown")
+
+
+def test_weights_that_were_trained_have_no_closed_form_beside_them() -> None:
+    model, ids = decoder("pre", layers=6)
+    report = probe(model, ids, level="backward")
+    assert report.data.measurements.init.trained is not False
+    assert report.gradients is not None
+    assert report.gradients.expected is None
+    assert "closed form at initialisation" not in document(report.data, "markdown")
+
+
+def stream(*branches: tuple[str, int], placement: str = "post") -> Stream:
+    """Branches by kind and by the write at which they are added."""
+    made = tuple(
+        Branch(
+            path=f"b.{write}",
+            block=f"b.{write}",
+            kind=kind,
+            placement="post",
+            add=OpSite(path="b", op="a", ordinal=write),
+        )
+        for kind, write in branches
+    )
+    return Stream(name="b", width=8, depth=len(made), placement=placement, branches=made)
+
+
+def gradients(of: Stream, norms: list[float]) -> list[BranchGradient]:
+    return [
+        BranchGradient(
+            stream=of.name, branch=i, path=b.path, kind=b.kind, parameter_norm=norm, activation_rms=1.0, parameters=1
+        )
+        for i, (b, norm) in enumerate(zip(of.branches, norms, strict=True))
+    ]
+
+
+def test_kinds_are_compared_with_their_own_alone() -> None:
+    """Attention falls by 1 % a write and MLP, a hundred times as large, by 1 % too."""
+    one = stream(*((kind, 2 * i + j) for i in range(3) for j, kind in enumerate(("attention", "mlp"))))
+    norms = [(100.0 if i % 2 else 1.0) * 0.99**i for i in range(6)]
+    found = by_depth([one], gradients(one, norms), untrained=True)
+    assert found["slope"] == pytest.approx(math.log(0.99))
+    assert [(k.kind, k.branches, k.span) for k in found["kinds"]] == [("attention", 3, 4), ("mlp", 3, 4)]
+    assert [k.last_to_first for k in found["kinds"]] == pytest.approx([0.99**4] * 2)
+    assert found["last_to_first"] == pytest.approx(0.99**4)
+    assert [k.expected for k in found["kinds"]] == pytest.approx([4.0] * 2), "√2 a write at unit branches"
+
+
+def test_branches_that_are_merged_before_the_add_are_one_write() -> None:
+    one = stream(*((kind, i) for i in range(3) for kind in ("attention", "mlp")))
+    found = by_depth([one], gradients(one, [1.0, 10.0, 2.0, 20.0, 4.0, 40.0]), untrained=True)
+    assert found["slope"] == pytest.approx(math.log(2))
+    assert [k.expected for k in found["kinds"]] == pytest.approx([2.0] * 2), "√2 a write, two writes"
+
+
+def test_one_block_of_two_kinds_has_no_depth() -> None:
+    model, ids = fresh("pre", 1), torch.randint(0, 48, (2, 12))
+    report = probe(model, ids, level="backward")
+    found = report.gradients
+    assert found is not None
+    assert [(kind.kind, kind.branches) for kind in found.kinds] == [("attention", 1), ("mlp", 1)]
+    assert math.isnan(found.last_to_first)
+    assert math.isnan(found.slope)
+    assert found.expected is None
+    assert "no ratio and no slope: no two branches of one kind" in document(report.data, "markdown")
+
+
+def test_gradients_have_their_own_dtype_not_that_of_the_loss() -> None:
+    model, x = Chain([1.0] * 4).bfloat16(), torch.randn(1, 4, 8).bfloat16()
+    assert measured(model, x).basis.dtype == "bfloat16"
 
 
 def test_a_learning_rate_that_would_have_no_effect_is_refused() -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 from normprobe.checks.base import Check, Needs, Outcome
-from normprobe.records import GradientMeasure, Measurements, ReportData, Severity
+from normprobe.records import (
+    Anatomy,
+    BrokenTensor,
+    Finding,
+    GradientMeasure,
+    Measurements,
+    ReportData,
+    Severity,
+)
+from normprobe.records.non_finite import NonFinite as Origin
+
+_Lost: TypeAlias = tuple[str, str]  # what, and where
 
 
 @final
@@ -17,10 +28,11 @@ class NonFinite(Check):
 
     ## What it measures
 
-    Whether every element of the outputs, of the stream after each write, and of the loss and gradients (where
-    they were taken) is finite. The place is the first operation whose result was not finite, where it is
-    known, else the first write. Infinities that never reach the stream or the outputs, as in an attention
-    mask, are no finding.
+    Whether every element of the outputs, of the stream after each write, and of the loss and the gradients of all
+    parameters (where they were taken) is finite. The place is the parameter or buffer that holds NaN or an infinity,
+    where the first module to fail has one; else that module, else the first write. Gradients have a place of their
+    own only where all of the forward is finite: that whose backward gave the first. Infinities that never reach the
+    stream or the outputs, as in an attention mask, are no finding.
 
     ## Why it matters
 
@@ -45,49 +57,82 @@ class NonFinite(Check):
     needs = Needs.STRUCTURE | Needs.FORWARD
 
     def check(self, data: ReportData) -> Outcome:
-        """Yield one finding at the first place that is not finite."""
+        """Yield one finding: at what the forward lost, of which lost gradients follow, else at the gradients."""
         found = data.measurements
-        lost = list(self._lost(found))
-        if lost:
-            kinds = ", ".join(dict.fromkeys(kind for kind, _ in lost))
-            places = [place for _, place in lost if place != "."]
-            first = found.first_non_finite or (places[0] if places else ".")
-            yield self.finding(
-                first,
-                f"not finite from here on: {kinds}{_made_by(found)}",
-                value="not finite",
-                source="IEEE 754-2019, sec. 6",
-                places=dict.fromkeys([first, *places]),
-            )
+        forward = list(self._forward(found))
+        backward = [] if found.gradients is None else list(self._backward(found.gradients, data.anatomy))
+        if forward:
+            causes = _causes(found)
+            first = next(iter(causes), None) or found.first_non_finite or _first_place(forward)
+            made = "".join(f"; {name} holds {held}" for name, held in causes.items())
+            after = "; gradients are not finite either" if backward else ""
+            made = f"{_made_by(found.first_non_finite_operation)}{made}{after}"
+            yield self._found(first, forward, f"not finite from here on: {_kinds(forward)}{made}")
+        elif backward and found.gradients is not None:
+            made = _made_by(found.gradients.first_non_finite)
+            first = _place(found.gradients.first_non_finite) or _first_place(backward)
+            message = f"not finite, though all of the forward is: {_kinds(backward)}{made}"
+            yield self._found(first, backward, message)
         elif found.output_finite is None:
             seen = f"; {found.first_non_finite} gave a value that is not finite" if found.first_non_finite else ""
             yield self.skip(f"the outputs were not looked at{seen}")
 
-    def _lost(self, found: Measurements) -> Iterator[tuple[str, str]]:
-        """What is not finite, and where, in the order of the forward and the backward pass."""
+    def _found(self, first: str, lost: Sequence[_Lost], message: str) -> Finding:
+        places = dict.fromkeys([first, *(place for _, place in lost if place != ".")])
+        return self.finding(first, message, value="not finite", source="IEEE 754-2019, sec. 6", places=places)
+
+    def _forward(self, found: Measurements) -> Iterator[_Lost]:
+        """What is not finite in the forward and where, in the order of time."""
         for stream in found.residual:
             for state in stream.states:
                 if not state.finite or self.exceeds(state.abs_max) or self.exceeds(state.rms_median):
                     yield f"stream {stream.stream}", state.path
         if found.output_finite is False:
             yield "outputs", "."
-        if found.gradients is not None:
-            yield from self._lost_gradients(found.gradients)
-
-    def _lost_gradients(self, gradients: GradientMeasure) -> Iterator[tuple[str, str]]:
-        if self.exceeds(gradients.value):
+        if found.gradients is not None and self.exceeds(found.gradients.value):
             yield "loss", "."
+
+    def _backward(self, gradients: GradientMeasure, anatomy: Anatomy) -> Iterator[_Lost]:
+        """The same of gradients: of branches, then of the parameters outside them."""
         for branch in gradients.branches:
             if self.exceeds(branch.parameter_norm) or self.exceeds(branch.activation_rms):
                 yield f"gradients in stream {branch.stream}", branch.path
+        inside = {name for stream in anatomy.streams for branch in stream.branches for name in branch.parameters}
+        for name in gradients.non_finite_parameters:
+            if name not in inside:
+                yield "gradients of parameters outside the streams", name
 
 
-def _made_by(found: Measurements) -> str:
+def _kinds(lost: Sequence[_Lost]) -> str:
+    return ", ".join(dict.fromkeys(kind for kind, _ in lost))
+
+
+def _first_place(lost: Sequence[_Lost]) -> str:
+    return next((place for _, place in lost if place != "."), ".")
+
+
+def _causes(found: Measurements) -> dict[str, str]:
+    """The parameters and buffers that are not finite, of the first module that lost something where it is known."""
+    inside = "" if found.first_non_finite in (None, ".") else f"{found.first_non_finite}."
+    held = [one for one in found.non_finite_tensors if one.name.startswith(inside)]
+    return {one.name: _amount(one) for one in held}
+
+
+def _amount(one: BrokenTensor) -> str:
+    """`1 NaN and 2 infinities of 64 values`."""
+    infinite = f"{one.infinite} infinit{'y' if one.infinite == 1 else 'ies'}" if one.infinite else ""
+    parts = [f"{one.nan} NaN" if one.nan else "", infinite]
+    return f"{' and '.join(filter(None, parts))} of {one.count} values"
+
+
+def _place(made: Origin | None) -> str | None:
+    return None if made is None or made.site is None else made.site.path
+
+
+def _made_by(made: Origin | None) -> str:
     """The operation that gave the first such value or gradient, where it is known."""
-    backward = None if found.gradients is None else found.gradients.first_non_finite
-    made = found.first_non_finite_operation or backward
     if made is None:
         return ""
-    path = None if made.site is None else made.site.path
+    path = _place(made)
     place = "" if path is None else f" in {'the model itself' if path == '.' else path}"
     return f"; the {made.direction} of {made.operation}{place} gave the first"

@@ -1,0 +1,77 @@
+"""NP504 on models with planted faults."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from normprobe import probe
+
+
+class Write(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Written(nn.Module):
+    """Four blocks on a stream, with a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.ModuleList(Write(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 8)
+        self.frozen = nn.Parameter(torch.full((3,), math.nan))  # nothing reads it
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.b:
+            x = block(x)
+        return self.head(x)
+
+
+def test_np504_names_the_parameter_that_holds_nan_and_no_place_before_it() -> None:
+    torch.manual_seed(0)
+    model, x = Written(), torch.randn(1, 4, 8)
+    with torch.no_grad():
+        model.b[2].weight[1, 2] = math.nan
+    (found,) = [f for f in probe(model, x, level="backward").findings if f.code == "NP504"]
+    assert found.where == "b.2.weight"
+    assert found.message == (
+        "not finite from here on: stream b, outputs, loss; b.2.weight holds 1 NaN of 64 values; "
+        "gradients are not finite either"
+    )
+    assert found.places == ("b.2.weight", "b.2", "b.3"), "b.0 and b.1 are finite, and nothing reads `frozen`"
+
+
+def test_np504_names_a_buffer_that_holds_infinity() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(4, 8)
+    model[1].running_mean[:2] = math.inf
+    (found,) = [f for f in probe(model, x).findings if f.code == "NP504"]
+    assert (found.where, found.message.rpartition("; ")[2]) == (
+        "1.running_mean",
+        "1.running_mean holds 2 infinities of 8 values",
+    )
+
+
+class Rooted(nn.Module):
+    """The gradient breaks at the last parameter, outside of every stream, and reaches no other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Written()
+        self.scale = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.scale.abs().sqrt()
+
+
+def test_np504_finds_a_gradient_that_breaks_outside_the_streams() -> None:
+    torch.manual_seed(0)
+    (found,) = [f for f in probe(Rooted(), torch.randn(1, 4, 8), level="backward").findings if f.code == "NP504"]
+    assert found.message == (
+        "not finite, though all of the forward is: gradients of parameters outside the streams; "
+        "the backward of SqrtBackward0 in the model itself gave the first"
+    )
+    assert "scale" in found.places
