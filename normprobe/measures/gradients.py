@@ -84,18 +84,27 @@ def measure_gradients(
                 gradients = _differentiate(value, leaves, sites)
     except UndifferentiableError as reason:
         return None, (Skipped(what="gradients", why=str(reason)),)
+    measure = _measure(value, name, gradients, anatomy, lr)
+    if gradients.broken:
+        origin = first_broken_gradient(model, inputs, anatomy, loss)
+        measure = measure.model_copy(update={"first_non_finite": origin})
+    depth = by_depth(anatomy.streams, measure.branches, residual, untrained=untrained)
+    return measure.model_copy(update=depth), tuple(_skips(sites, watched))
+
+
+def _measure(value: Tensor, name: str, gradients: _Gradients, anatomy: Anatomy, lr: float | None) -> GradientMeasure:
+    """Everything but what is told of the depth."""
     branches = tuple(_branches(anatomy.streams, gradients, lr))
-    broken = not all(math.isfinite(size) for size in (*gradients.norms.values(), *gradients.rms.values()))
     return GradientMeasure(
         loss=name,
         value=float(value.detach()),
         basis=Basis(unit="loss / parameter", dtype=gradients.dtype, count=sum(b.parameters for b in branches)),
         branches=branches,
+        last_to_first=math.nan,
+        slope=math.nan,
         lr=lr,
-        first_non_finite=first_broken_gradient(model, inputs, anatomy, loss) if broken else None,
         non_finite_parameters=tuple(n for n, norm in gradients.norms.items() if not math.isfinite(norm)),
-        **by_depth(anatomy.streams, branches, residual, untrained=untrained),
-    ), tuple(_skips(sites, watched))
+    )
 
 
 class _Edge(Handler):
@@ -142,6 +151,11 @@ class _Gradients:
     weights: Mapping[str, float]
     rms: Mapping[OpSite, float]
     dtype: str
+
+    @property
+    def broken(self) -> bool:
+        """Whether one is not finite."""
+        return not all(map(math.isfinite, (*self.norms.values(), *self.rms.values())))
 
 
 def _differentiate(value: Tensor, leaves: Mapping[str, Tensor], sites: Mapping[OpSite, _Edge]) -> _Gradients:
