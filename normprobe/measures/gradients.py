@@ -85,11 +85,10 @@ def measure_gradients(
     except UndifferentiableError as reason:
         return None, (Skipped(what="gradients", why=str(reason)),)
     measure = _measure(value, name, gradients, anatomy, lr)
+    more = by_depth(anatomy.streams, measure.branches, residual, untrained=untrained)
     if gradients.broken:
-        origin = first_broken_gradient(model, inputs, anatomy, loss)
-        measure = measure.model_copy(update={"first_non_finite": origin})
-    depth = by_depth(anatomy.streams, measure.branches, residual, untrained=untrained)
-    return measure.model_copy(update=depth), tuple(_skips(sites, watched))
+        more["first_non_finite"] = first_broken_gradient(model, inputs, anatomy, loss)
+    return measure.model_copy(update=more), tuple(_skips(sites, watched))
 
 
 def _measure(value: Tensor, name: str, gradients: _Gradients, anatomy: Anatomy, lr: float | None) -> GradientMeasure:
