@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from normprobe.version import __version__
 
 if TYPE_CHECKING:
+    from normprobe.checks.configuration import load_settings
     from normprobe.diffing.run import diff
     from normprobe.mending import Mending, mend, plan, rewrite
     from normprobe.probing import probe
+    from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
     from normprobe.report.report import Report
     from normprobe.rewrites import AddFinalNorm, Effect, Plan, Proof, Rewrite, UpcastNorms
@@ -25,10 +27,12 @@ __all__ = [
     "Proof",
     "Report",
     "Rewrite",
+    "Settings",
     "UpcastNorms",
     "__version__",
     "coordinate_check",
     "diff",
+    "load_settings",
     "mend",
     "parameter_groups",
     "plan",
@@ -43,8 +47,10 @@ _HOMES = {
     "parameter_groups": "normprobe.sweeping.mup",
     "diff": "normprobe.diffing.run",
     "DiffReport": "normprobe.report.diffs.report",
+    "load_settings": "normprobe.checks.configuration",
     "probe": "normprobe.probing",
     "Report": "normprobe.report.report",
+    "Settings": "normprobe.records.settings",
 }
 
 

@@ -97,9 +97,9 @@ def mend(model: nn.Module, inputs: Inputs | None = None, report: Report | None =
     """Apply the rewrites that the findings name, as far as allowed, and probe again after each.
 
     A rewrite stays only where its findings become fewer and no finding is new or worse; else it is taken back. The
-    model is probed again at the level of `report` and under its autocast. A report does not say which loss its
-    gradients were of: at level "backward" the probes after a rewrite take the default loss, so a report with a loss of
-    one's own is compared with gradients of another.
+    model is probed again at the level of `report`, under its autocast and by its settings. A report does not say which
+    loss its gradients were of: at level "backward" the probes after a rewrite take the default loss, so a report with a
+    loss of one's own is compared with gradients of another.
 
     Args:
         model: changed in place.
@@ -167,7 +167,8 @@ class _Work:
             return
         try:
             told = self.report.data
-            after = probe(self.model, self.inputs, level=told.level, autocast=told.target.autocast)
+            autocast, settings = told.target.autocast, told.settings
+            after = probe(self.model, self.inputs, level=told.level, autocast=autocast, settings=settings)
             verdict = _verdict(rewrite.name, self.report, after)
         except BaseException:
             made.undo()
@@ -203,7 +204,7 @@ def _verdict(name: str, before: Report, after: Report) -> str | None:
 
 def _keys(finding: Finding) -> set[tuple[str, str]]:
     """Code and place of everything that a finding stands for."""
-    return {(finding.code, place) for place in finding.places or (finding.where,)}
+    return {(finding.code, place) for place in finding.every_place}
 
 
 def _worse(finding: Finding, before: Report) -> str | None:

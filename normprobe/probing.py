@@ -24,7 +24,7 @@ from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.extra import Progress
 from normprobe.measures.gains import measure_gains
 from normprobe.measures.settings import Wanted, check_wanted
-from normprobe.records import Anatomy, Level, Measurements, ReportData, Skipped, Target
+from normprobe.records import Anatomy, Level, Measurements, ReportData, Settings, Skipped, Target
 from normprobe.report.report import Report
 from normprobe.version import versions
 
@@ -44,6 +44,7 @@ def probe(
     autocast: str | torch.dtype | None = None,
     exact: bool = False,
     seed: int = 0,
+    settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Find the norms of a model, read its residual streams and attention, measure what its signal does, and judge.
@@ -65,21 +66,25 @@ def probe(
         autocast: dtype of automatic mixed precision for all passes, as a torch dtype or its name.
         exact: take every query row of attention, in place of a sample of them.
         seed: seed of everything that is sampled.
+        settings: which checks run, where they speak and by which limits; None for all of them by their own limits.
+            No file is read: `normprobe.load_settings()` gives what the command line would find.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
         The report. A forward that gives NaN is a finding, not an error.
 
     Raises:
-        SettingError: no module; an unknown level, measure or dtype; a loss or rate without use; a seed that is no int.
+        SettingError: no module; an unknown level, measure, dtype, check or limit; a loss or rate without use; a seed
+            that is no int.
         InputError: no inputs could be made; the model rejected them, or the tokenizer or the loss raised (their own
             error is the cause).
     """
     check_model(model)
     tell = progress or (lambda stage, done, total: None)
     measures = (measures,) if isinstance(measures, str) else measures
-    wanted = Wanted(level, measures, loss, lr, exact, seed, tell)
+    wanted, settings = Wanted(level, measures, loss, lr, exact, seed, tell), settings or Settings()
     check_wanted(wanted)
+    checks.chosen_checks(settings)
     model = unwrapped(model)
     values, description = given_inputs(model, inputs, tokenizer, seed)
     values = on_device(model, values)
@@ -87,7 +92,7 @@ def probe(
         reading = _read(model, values, tell)
         measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
-    return _judge(ReportData(target=target, level=level), reading, measured, skipped)
+    return _judge(ReportData(target=target, level=level, settings=settings), reading, measured, skipped)
 
 
 def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
@@ -118,10 +123,9 @@ def _measure(
 
 
 def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:
-    facts = data.model_copy(update={"anatomy": reading.anatomy, "measurements": measured, "versions": versions()})
-    findings, unlooked = checks.run(facts)
-    everything = tuple(dict.fromkeys((*reading.skipped, *skipped, *unlooked)))
-    return Report(facts.model_copy(update={"findings": findings, "skipped": everything}))
+    unread = (*reading.skipped, *skipped)
+    facts = {"anatomy": reading.anatomy, "measurements": measured, "versions": versions(), "skipped": unread}
+    return Report(checks.judged(data.model_copy(update=facts), data.settings))
 
 
 def _named(loss: Loss) -> Loss:

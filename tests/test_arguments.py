@@ -118,3 +118,20 @@ def test_no_error_of_the_api_speaks_of_an_option_of_the_command() -> None:
 def test_inputs_without_values_are_refused_for_a_model_with_values() -> None:
     with pytest.raises(InputError, match=r"(?s)the inputs hold no values.*tensors on the meta device"):
         normprobe.probe(nn.Linear(4, 4), torch.zeros(2, 4, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("normprobe.toml", r"(?s)settings= takes settings.*found: str: 'normprobe.toml'.*load_settings\(path\)"),
+        (normprobe.Settings(select=("NP99",)), "`select` of the settings: no check is called 'NP99'"),
+        (normprobe.Settings(limits={"NP401": {"max": 1.0}}), "NP401 unresolved-logits has no limit 'max'"),
+    ],
+)
+def test_settings_that_are_none_are_refused_before_the_model_runs(settings: Any, said: str) -> None:
+    ran: list[object] = []
+    model, inputs = decoder("pre", layers=1)
+    model.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(SettingError, match=said):
+        normprobe.probe(model, inputs, settings=settings)
+    assert ran == []

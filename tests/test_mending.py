@@ -43,6 +43,16 @@ def test_what_is_allowed_is_mended_and_the_rest_is_left_with_its_reason(monkeypa
     assert snapshot(model) == before
 
 
+def test_the_settings_of_the_report_are_those_of_the_probes_after_it() -> None:
+    model, inputs = narrow_decoder(final=False)
+    settings = normprobe.Settings(ignore=("NP201",))
+    before = normprobe.probe(model, inputs, settings=settings)
+    assert codes(before) == ["NP106"]
+    done = mend(model, inputs, report=before, allow="breaking")
+    assert [one.name for one, _ in done.applied[0].steps] == ["UpcastNorms"]
+    assert (len(done.applied), codes(done.after), done.after.data.settings) == (1, [], settings)
+
+
 def test_a_sound_model_is_left_alone() -> None:
     model, inputs = llama()
     before = snapshot(model)

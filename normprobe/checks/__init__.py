@@ -1,7 +1,9 @@
 """The checks: what normprobe can say about a model, one file each."""
 
 from normprobe.checks.base import Check, Limit, Needs, Outcome, Unit, limit
-from normprobe.checks.catalogue import ALL, documentation, explain, find, rules, run
+from normprobe.checks.catalogue import ALL, documentation, explain, find, matching, rules, run
+from normprobe.checks.configuration import load_settings
+from normprobe.checks.judging import chosen_checks, judged, placed
 
 __all__ = [
     "ALL",
@@ -10,10 +12,15 @@ __all__ = [
     "Needs",
     "Outcome",
     "Unit",
+    "chosen_checks",
     "documentation",
     "explain",
     "find",
+    "judged",
     "limit",
+    "load_settings",
+    "matching",
+    "placed",
     "rules",
     "run",
 ]

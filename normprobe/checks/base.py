@@ -175,9 +175,15 @@ class Check(ABC):
             value=value,
             limit=getattr(self, known.name) if known else bound,
             unit=known.unit if known else "",
-            source=origin,
+            source=self._told(known) if known and origin == known.source else origin,
             fix=self.fix,
         )
+
+    def _told(self, known: Limit) -> str:
+        """Where a limit comes from: its source, or the settings where they changed it."""
+        if getattr(self, known.name) == known.value:
+            return known.source
+        return f"settings, in place of {number(known.value)} ({known.source})"
 
     def skip(self, why: str, places: Iterable[str] = ()) -> Skipped:
         """What this check could not look at, and why; up to three places are named, the rest counted."""

@@ -30,16 +30,16 @@ def run(data: ReportData, checks: Iterable[Check] = ALL) -> tuple[tuple[Finding,
         checks: the checks to run.
 
     Returns:
-        The findings by severity, code and place, those that differ only in their place gathered into one with
-        `places`; and what was skipped, in the order of the checks.
+        The findings as `ranked` gives them, and what was skipped, in the order of the checks.
     """
-    findings: list[Finding] = []
-    skipped: list[Skipped] = []
-    for check in checks:
-        for outcome in check.run(data):
-            (findings if isinstance(outcome, Finding) else skipped).append(outcome)  # type: ignore[arg-type]
-    ranked = sorted(_gathered(findings), key=lambda f: (f.severity.rank, f.code, _natural(f.where)))
-    return tuple(ranked), tuple(dict.fromkeys(skipped))
+    outcomes = [outcome for check in checks for outcome in check.run(data)]
+    skipped = (outcome for outcome in outcomes if isinstance(outcome, Skipped))
+    return ranked(outcome for outcome in outcomes if isinstance(outcome, Finding)), tuple(dict.fromkeys(skipped))
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """By severity, code and place; those that differ only in their place are gathered into one with `places`."""
+    return tuple(sorted(_gathered(findings), key=lambda f: (f.severity.rank, f.code, _natural(f.where))))
 
 
 def _gathered(findings: Iterable[Finding]) -> list[Finding]:
@@ -101,18 +101,45 @@ def find(code_or_name: str | int, checks: Iterable[Check] = ALL) -> Check:
     Raises:
         SettingError: if there is no such check; the message offers close ones.
     """
+    checks = tuple(checks)
+    asked = _key(code_or_name)
+    for check in checks:
+        if asked in (check.code.lower(), check.name):
+            return check
+    expected = "a code such as NP201 or a name such as missing-final-norm"
+    raise SettingError(f"there is no check called {str(code_or_name)!r}", expected=expected, hint=_near(asked, checks))
+
+
+def matching(word: str, checks: Iterable[Check] = ALL) -> tuple[Check, ...]:
+    """The checks that `word` names: one by its code or name, or all whose code begins with it (NP2, 2, NP).
+
+    Args:
+        word: as above, in any case.
+        checks: the checks to look through.
+
+    Raises:
+        SettingError: if it names none; the message offers close ones.
+    """
+    checks = tuple(checks)
+    asked = _key(word)
+    found = tuple(check for check in checks if check.name == asked or (asked and check.code.lower().startswith(asked)))
+    if found:
+        return found
+    expected = "a code such as NP201, the start of codes such as NP2, or a name such as missing-final-norm"
+    raise SettingError(f"no check is called {word!r}", expected=expected, hint=_near(asked, checks))
+
+
+def _key(word: str | int) -> str:
+    asked = str(word).strip().lower().replace("_", "-").replace(" ", "-")
+    return f"np{asked}" if asked.isdigit() else asked
+
+
+def _near(asked: str, checks: Iterable[Check]) -> str:
+    """What to try in place of `asked`."""
     known = {key: check for check in checks for key in (check.code.lower(), check.name)}
-    asked = str(code_or_name).strip().lower().replace("_", "-").replace(" ", "-")
-    asked = f"np{asked}" if asked.isdigit() else asked
-    if asked in known:
-        return known[asked]
     close = [known[key] for key in difflib.get_close_matches(asked, known, n=5, cutoff=0.5)]
     names = list(dict.fromkeys(f"{check.code} {check.name}" for check in close))
-    raise SettingError(
-        f"there is no check called {str(code_or_name)!r}",
-        expected="a code such as NP201 or a name such as missing-final-norm",
-        hint=("did you mean " + " or ".join(names[:3]) + "?") if names else "normprobe rules",
-    )
+    return ("did you mean " + " or ".join(names[:3]) + "?") if names else "normprobe rules"
 
 
 def documentation(check: Check) -> str:

@@ -12,6 +12,7 @@ from normprobe.cli.outcome import CLEAN, FINDINGS, outcome, stderr
 from normprobe.cli.output import deliver, pick, quiet_stdout
 from normprobe.cli.progress import progress
 from normprobe.cli.request import Request
+from normprobe.cli.signature import takes
 from normprobe.errors import SettingError
 from normprobe.report.files import check_place
 from normprobe.report.formats import Format
@@ -24,39 +25,13 @@ if TYPE_CHECKING:
 DEMO = "normprobe.demo.model:build"
 
 
-def audit(
-    target: opt.Target,
-    revision: opt.Revision = None,
-    config_only: opt.ConfigOnly = False,
-    meta: opt.Meta = False,
-    device: opt.Device = "cpu",
-    dtype: opt.Dtype = None,
-    allow_pickle: opt.AllowPickle = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    text: opt.TextOption = None,
-    text_file: opt.TextFile = None,
-    tokens: opt.Tokens = None,
-    batch: opt.Batch = 1,
-    seed: opt.Seed = 0,
-    level: opt.LevelOption = opt.LevelChoice.FORWARD,
-    backward: opt.Backward = False,
-    lr: opt.LearningRate = None,
-    measures: opt.Measures = None,
-    deep: opt.Deep = False,
-    exact: opt.Exact = False,
-    autocast: opt.Autocast = None,
-    format: opt.FormatOption = None,
-    out: opt.Out = None,
-    fail_on: opt.FailOption = opt.FailChoice.ERROR,
-    debug: opt.Debug = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@takes(Request)
+def audit(request: Request) -> None:
     """Find the norms of a model, measure what its signal does, and say what is wrong.
 
     Exit code 0: no finding at or above --fail-on. 1: one or more. 2: the audit could not run.
     """
-    request = Request(**locals())
-    with outcome(debug=debug):
+    with outcome(debug=request.debug):
         raise typer.Exit(_audited(request))
 
 
@@ -70,7 +45,7 @@ def demo(
 
     Exit code 0 although there is a finding, so that it serves as a first check of an installation.
     """
-    request = Request(DEMO, format=format, out=out, quiet=quiet)
+    request = Request(DEMO, isolated=True, format=format, out=out, quiet=quiet)
     with outcome(debug=debug):
         report = _answered(request)
         if not quiet and (out is not None or pick(format, out) is Format.RICH):
@@ -94,7 +69,7 @@ def examine(request: Request) -> Report:
         raise SettingError(
             "no target is named", expected="TARGET", found=repr(request.target), hint="normprobe audit --help"
         )
-    level = request.depth()
+    level, settings = request.depth(), request.settings()
     with progress(quiet=request.quiet) as advance, quiet_stdout():
         if advance is not None:
             advance("load", 0, 0)
@@ -113,6 +88,7 @@ def examine(request: Request) -> Report:
             exact=request.exact,
             autocast=request.autocast.value if request.autocast else None,
             seed=request.seed,
+            settings=settings,
             progress=advance,
         )
     return _described(report, loaded)
@@ -123,7 +99,7 @@ def _audited(request: Request) -> int:
     report = _answered(request)
     if request.out is not None and not request.quiet:
         stderr().print(f"wrote {request.out}: {verdict(report.data).text}", markup=False)
-    return FINDINGS if report.failed(request.fail_on.value) else CLEAN
+    return FINDINGS if report.failed() else CLEAN
 
 
 def _answered(request: Request) -> Report:

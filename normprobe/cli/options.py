@@ -11,7 +11,7 @@ import typer
 from normprobe.records.extras import EXTRA_NAMES
 from normprobe.report.formats import Format
 
-_WHAT, _RUN, _SHOW = "What to load", "What to measure", "What to show"
+_WHAT, _RUN, _JUDGE, _SHOW = "What to load", "What to measure", "What to judge by", "What to show"
 
 
 class LevelChoice(str, Enum):
@@ -141,6 +141,36 @@ Out = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(help="Write the report to this file, whole or not at all.", rich_help_panel=_SHOW, show_default=False),
 ]
-FailOption = Annotated[FailChoice, typer.Option(help="Exit with 1 from this severity on.", rich_help_panel=_SHOW)]
+Select = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        help="Only these checks: codes, names or the start of codes (NP2), with commas between them. "
+        "In place of select and ignore of the settings.",
+        rich_help_panel=_JUDGE,
+        show_default=False,
+    ),
+]
+Ignore = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Not these checks, beside those of the settings.", rich_help_panel=_JUDGE, show_default=False),
+]
+FailOption = Annotated[
+    Optional[FailChoice],  # noqa: UP045
+    typer.Option(
+        help="Exit with 1 from this severity on; error where the settings say nothing.",
+        rich_help_panel=_JUDGE,
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        help="File with settings; by default normprobe.toml, or pyproject.toml with a table tool.normprobe, in this "
+        "folder or the nearest above it.",
+        rich_help_panel=_JUDGE,
+        show_default=False,
+    ),
+]
+Isolated = Annotated[bool, typer.Option("--isolated", help="No file with settings.", rich_help_panel=_JUDGE)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_SHOW)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_SHOW)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from normprobe.checks import load_settings, matching, placed
 from normprobe.cli import options as opt
 from normprobe.errors import SettingError
-from normprobe.records import Level
-from normprobe.report.formats import Format
+from normprobe.records import Level, Settings
 
 if TYPE_CHECKING:
     from normprobe.targets import TargetOptions
@@ -17,33 +16,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `normprobe audit`, by their names on the command line."""
+    """The options of `normprobe audit`, in the order in which its help shows them."""
 
-    target: str
-    revision: str | None = None
-    config_only: bool = False
-    meta: bool = False
-    device: str = "cpu"
-    dtype: opt.DtypeChoice | None = None
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    text: str | None = None
-    text_file: Path | None = None
-    tokens: int | None = None
-    batch: int = 1
-    seed: int = 0
-    level: opt.LevelChoice = opt.LevelChoice.FORWARD
-    backward: bool = False
-    lr: float | None = None
-    measures: str | None = None
-    deep: bool = False
-    exact: bool = False
-    autocast: opt.AutocastChoice | None = None
-    format: Format | None = None
-    out: Path | None = None
-    fail_on: opt.FailChoice = opt.FailChoice.ERROR
-    debug: bool = False
-    quiet: bool = False
+    target: opt.Target
+    revision: opt.Revision = None
+    config_only: opt.ConfigOnly = False
+    meta: opt.Meta = False
+    device: opt.Device = "cpu"
+    dtype: opt.Dtype = None
+    allow_pickle: opt.AllowPickle = False
+    trust_remote_code: opt.TrustRemoteCode = False
+    text: opt.TextOption = None
+    text_file: opt.TextFile = None
+    tokens: opt.Tokens = None
+    batch: opt.Batch = 1
+    seed: opt.Seed = 0
+    level: opt.LevelOption = opt.LevelChoice.FORWARD
+    backward: opt.Backward = False
+    lr: opt.LearningRate = None
+    measures: opt.Measures = None
+    deep: opt.Deep = False
+    exact: opt.Exact = False
+    autocast: opt.Autocast = None
+    select: opt.Select = None
+    ignore: opt.Ignore = None
+    fail_on: opt.FailOption = None
+    config: opt.Config = None
+    isolated: opt.Isolated = False
+    format: opt.FormatOption = None
+    out: opt.Out = None
+    debug: opt.Debug = False
+    quiet: opt.Quiet = False
 
     def depth(self) -> Level:
         """The level of the probe.
@@ -79,7 +82,25 @@ class Request:
         """The names of the further measures; `probe` refuses unknown ones."""
         if self.deep:
             return ("all",)
-        return tuple(name.strip() for name in (self.measures or "").split(",") if name.strip())
+        return _words(self.measures or "")
+
+    def settings(self) -> Settings:
+        """What to judge by: the file's settings, and over them what the command line says.
+
+        Raises:
+            SettingError: the file cannot be read, or the file or an option names what does not exist.
+        """
+        if self.config is not None and self.isolated:
+            raise SettingError("--config and --isolated exclude each other", hint="leave one of them out")
+        known = Settings() if self.isolated else load_settings(self.config)
+        given: dict[str, Any] = {}
+        if self.select is not None:
+            given = {"select": _checks(self.select, "--select"), "ignore": ()}
+        if self.ignore is not None:
+            given["ignore"] = (*given.get("ignore", known.ignore), *_checks(self.ignore, "--ignore"))
+        if self.fail_on is not None:
+            given["fail_on"] = self.fail_on.value
+        return known.model_copy(update=given)
 
     def loading(self) -> TargetOptions:
         """How to load the target.
@@ -103,3 +124,20 @@ class Request:
             batch=self.batch,
             seed=self.seed,
         )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _checks(text: str, option: str) -> tuple[str, ...]:
+    """The words of an option that names checks."""
+    words = _words(text)
+    with placed(option):
+        if not words:
+            raise SettingError(
+                "no check is named", expected="such as NP201, NP2 or missing-final-norm", found=repr(text)
+            )
+        for word in words:
+            matching(word)
+    return words

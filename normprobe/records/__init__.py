@@ -36,11 +36,13 @@ from normprobe.records.norms import NormSite, NormSpec
 from normprobe.records.report import (
     SCHEMA,
     Finding,
+    Ignored,
     ReportData,
     Severity,
     Skipped,
     Target,
 )
+from normprobe.records.settings import FailOn, Settings
 
 __all__ = [
     "SCHEMA",
@@ -53,6 +55,7 @@ __all__ = [
     "BranchScale",
     "Elements",
     "BrokenTensor",
+    "FailOn",
     "Finding",
     "GradientLaw",
     "GradientMeasure",
@@ -62,6 +65,7 @@ __all__ = [
     "Margins",
     "Headroom",
     "HeadRows",
+    "Ignored",
     "Initialisation",
     "KindGradients",
     "Level",
@@ -79,6 +83,7 @@ __all__ = [
     "ReportData",
     "RoleMeasure",
     "Severity",
+    "Settings",
     "Skipped",
     "Stream",
     "StreamMeasure",

@@ -10,6 +10,7 @@ from pydantic import Field
 from normprobe.records.anatomy import Anatomy
 from normprobe.records.base import Record
 from normprobe.records.measurements import Level, Measurements
+from normprobe.records.settings import Settings
 
 SCHEMA: Literal["normprobe-report/1"] = "normprobe-report/1"
 
@@ -45,12 +46,26 @@ class Finding(Record):
     source: str
     fix: str | None = None
 
+    @property
+    def every_place(self) -> tuple[str, ...]:
+        """All places that it stands for."""
+        return self.places or (self.where,)
+
 
 class Skipped(Record):
     """Something that was not looked at, and why."""
 
     what: str
     why: str
+
+
+class Ignored(Record):
+    """A check that the settings left out: wholly, or with the findings at some places."""
+
+    code: str
+    name: str
+    why: str
+    findings: int | None = None  # findings left out; None where the check did not run
 
 
 class Target(Record):
@@ -76,6 +91,9 @@ class ReportData(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     anatomy: Anatomy = Anatomy()
     measurements: Measurements = Measurements()
+    settings: Settings = Settings()
+    checks: tuple[str, ...] = ()  # codes of those that ran
     findings: tuple[Finding, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normprobe.records import Finding, ReportData, Severity, Skipped
+from normprobe.records import Finding, Ignored, ReportData, Severity, Skipped
 from normprobe.report.streams import stream_title
-from normprobe.report.wording import number
+from normprobe.report.wording import number, plural
+
+_MOST_CHECKS = 6  # named; more are counted, --format json names all
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class FindingGroup:
     @property
     def places(self) -> tuple[str, ...]:
         """Every place once, in the order in which they were found."""
-        return tuple(dict.fromkeys(place for one in self.findings for place in one.places or (one.where,)))
+        return tuple(dict.fromkeys(place for one in self.findings for place in one.every_place))
 
     @property
     def others(self) -> int:
@@ -65,6 +67,23 @@ def skipped_groups(skipped: Sequence[Skipped]) -> list[tuple[tuple[str, ...], st
     for one in skipped:
         groups.setdefault(one.why, []).append(one.what)
     return [(tuple(dict.fromkeys(what)), why) for why, what in groups.items()]
+
+
+def left_out(data: ReportData) -> list[tuple[str, str]]:
+    """What the settings of the report left out or changed, each with the setting that did; empty where nothing."""
+    groups: dict[str, list[Ignored]] = {}
+    for one in data.ignored:
+        groups.setdefault(one.why, []).append(one)
+    rows = [(_ignored_text(members), why) for why, members in groups.items()]
+    limits = ((check, name, value) for check, named in data.settings.limits.items() for name, value in named.items())
+    return rows + [(check, f"{name} is {number(value)} in limits") for check, name, value in limits]
+
+
+def _ignored_text(members: Sequence[Ignored]) -> str:
+    counts = [f"{plural(one.findings, 'finding')} of {one.code}" for one in members if one.findings is not None]
+    checks = [f"{one.code} {one.name}" for one in members if one.findings is None]
+    shown = checks if len(checks) <= _MOST_CHECKS else [plural(len(checks), "check")]
+    return ", ".join([*shown, *counts])
 
 
 def _text(value: float | str) -> str:

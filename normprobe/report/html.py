@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from normprobe.records import ReportData
-from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
-from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
+from normprobe.report.groups import FindingGroup, finding_groups, left_out, skipped_groups, titled_places
+from normprobe.report.overview import broken_output, gaps, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.streams import stream_title
@@ -50,7 +50,7 @@ def _name(data: ReportData) -> str:
 
 def _sections(data: ReportData) -> Iterator[str]:
     said = verdict(data)
-    known = [*headline(data), *([f"{len(data.skipped)} not looked at"] if data.skipped else [])]
+    known = [*headline(data), *gaps(data)]
     yield f'<header><p class="np-name">{escape(_name(data))}</p>'
     yield f'<p class="np-verdict np-{said.level}">{said.text}</p>'
     if loud := weights_facts(data):
@@ -68,7 +68,9 @@ def _sections(data: ReportData) -> Iterator[str]:
     if data.notes:
         yield section("Notes", bullets(map(escape, data.notes)))
     if data.skipped:
-        yield section("Not looked at", bullets(_skips(data)))
+        yield section("Not looked at", bullets(_reasons(_skips(data))))
+    if rows := left_out(data):
+        yield section("Left out by the settings", bullets(_reasons(rows)))
     yield f'<footer class="np-dim">{escape(_versions(data))}</footer>'
 
 
@@ -83,9 +85,13 @@ def bullets(items: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 
-def _skips(data: ReportData) -> Iterator[str]:
-    for what, why in skipped_groups(data.skipped):
-        yield f'{escape(skipped_text(what, 160))}: <span class="np-dim">{escape(why)}</span>'
+def _skips(data: ReportData) -> list[tuple[str, str]]:
+    return [(skipped_text(what, 160), why) for what, why in skipped_groups(data.skipped)]
+
+
+def _reasons(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for what, why in rows:
+        yield f'{escape(what)}: <span class="np-dim">{escape(why)}</span>'
 
 
 def _versions(data: ReportData) -> str:

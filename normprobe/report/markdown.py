@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from normprobe.records import ReportData
-from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
-from normprobe.report.overview import headline, leftover_facts, stream_facts, weights_facts
+from normprobe.report.groups import FindingGroup, finding_groups, left_out, skipped_groups, titled_places
+from normprobe.report.overview import gaps, headline, leftover_facts, stream_facts, weights_facts
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import Chart, Series, charts
 from normprobe.report.sparks import spark
@@ -41,7 +41,8 @@ def _lines(data: ReportData) -> Iterator[str]:
     yield f"# {escape(data.target.name or data.target.class_name or 'model')}"
     yield f"\n**{verdict(data).text}**  "
     loud = weights_facts(data)
-    yield " · ".join(f"**{escape(fact)}**" if fact in loud else escape(fact) for fact in headline(data))
+    known = [*headline(data), *gaps(data)]
+    yield " · ".join(f"**{escape(fact)}**" if fact in loud else escape(fact) for fact in known)
     yield "\n## Anatomy\n"
     for stream in data.anatomy.streams:
         facts = "; ".join(map(escape, stream_facts(data.anatomy, stream)))
@@ -57,6 +58,10 @@ def _lines(data: ReportData) -> Iterator[str]:
         yield from _chart(chart)
     for each in tables(data):
         yield from table(each)
+    yield from _ends(data)
+
+
+def _ends(data: ReportData) -> Iterator[str]:
     if data.notes:
         yield "\n## Notes\n"
         yield from (f"- {escape(note)}" for note in data.notes)
@@ -64,6 +69,9 @@ def _lines(data: ReportData) -> Iterator[str]:
         yield "\n## Not looked at\n"
         groups = skipped_groups(data.skipped)
         yield from (f"- {escape(skipped_text(what, 120))}: {escape(why)}" for what, why in groups)
+    if rows := left_out(data):
+        yield "\n## Left out by the settings\n"
+        yield from (f"- {escape(what)}: {escape(why)}" for what, why in rows)
 
 
 def _finding(data: ReportData, group: FindingGroup) -> Iterator[str]:

@@ -48,6 +48,20 @@ def weights_facts(data: ReportData) -> list[str]:
     return [note.partition(":")[0] for note in data.notes if _UNTRAINED.match(note)]
 
 
+def gaps(data: ReportData) -> list[str]:
+    """How much was not looked at, and how many checks the settings left out; empty where all was."""
+    skipped = f"{len(data.skipped)} not looked at" if data.skipped else ""
+    off = sum(one.findings is None for one in data.ignored)
+    silenced = sum(one.findings or 0 for one in data.ignored)
+    facts = (
+        skipped,
+        f"{plural(off, 'check')} left out" if off else "",
+        f"{plural(silenced, 'finding')} left out" if silenced else "",
+        f"settings of {data.settings.source}" if data.settings.source else "",
+    )
+    return [fact for fact in facts if fact]
+
+
 def broken_output(data: ReportData) -> str:
     """That the output was not finite and where that began; empty where it was finite or not looked at."""
     if data.measurements.output_finite is not False:

@@ -6,18 +6,22 @@ import json
 import os
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 from pydantic import ValidationError
 
+from normprobe.checks import judged
 from normprobe.errors import NormprobeError
 from normprobe.records import (
     Anatomy,
     AttentionMeasure,
+    FailOn,
     Finding,
     GradientMeasure,
+    Ignored,
     Measurements,
     ReportData,
+    Settings,
     Severity,
     Skipped,
     StreamMeasure,
@@ -27,8 +31,6 @@ from normprobe.report.files import write_whole
 from normprobe.report.formats import Format, content, named_by
 from normprobe.report.html import fragment
 from normprobe.report.plain import summary
-
-FailOn = Literal["error", "warning", "note", "never"]
 
 
 @final
@@ -86,6 +88,11 @@ class Report:
         return self.data.skipped
 
     @property
+    def ignored(self) -> tuple[Ignored, ...]:
+        """Checks that the settings left out, wholly or at some places."""
+        return self.data.ignored
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What to know when reading the report, such as where the weights or the inputs came from."""
         return self.data.notes
@@ -95,19 +102,31 @@ class Report:
         """The worst severity among the findings, None when there are none."""
         return min((one.severity for one in self.findings), key=lambda severity: severity.rank, default=None)
 
-    def failed(self, fail_on: FailOn | Severity = "error") -> bool:
+    def failed(self, fail_on: FailOn | Severity | None = None) -> bool:
         """Whether there is a finding at least as bad as `fail_on`.
 
         Args:
-            fail_on: "error", "warning", "note" or "never".
+            fail_on: "error", "warning", "note" or "never"; None for what the settings of the report say.
 
         Raises:
             ValueError: `fail_on` is none of these.
         """
+        fail_on = fail_on or self.data.settings.fail_on
         if fail_on == "never":
             return False
         limit = Severity(fail_on).rank
         return any(one.severity.rank <= limit for one in self.findings)
+
+    def judged(self, settings: Settings) -> Report:
+        """The same report under other settings: what was measured stays, and the checks judge it anew.
+
+        Args:
+            settings: which checks run, where they speak, and by which limits.
+
+        Raises:
+            SettingError: the settings name a check or a limit that does not exist.
+        """
+        return Report(judged(self.data, settings))
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain dicts, lists, strings and numbers, in the shape of `normprobe-report/1`.

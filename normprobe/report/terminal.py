@@ -12,8 +12,8 @@ from rich.text import Text
 from normprobe.records import ReportData, Severity
 from normprobe.report.depth import chart_lines
 from normprobe.report.grid import table_lines
-from normprobe.report.groups import FindingGroup, finding_groups, skipped_groups, titled_places
-from normprobe.report.overview import broken_output, headline, leftover_facts, stream_lines, weights_facts
+from normprobe.report.groups import FindingGroup, finding_groups, left_out, skipped_groups, titled_places
+from normprobe.report.overview import broken_output, gaps, headline, leftover_facts, stream_lines, weights_facts
 from normprobe.report.page import INDENT, MOST_STREAMS, Page, hanging
 from normprobe.report.places import joined, skipped_text
 from normprobe.report.series import charts
@@ -51,7 +51,8 @@ class TerminalReport:
             yield from table_lines(page, table)
         yield from _findings(page, self.data)
         yield from _listed(page, "Notes", [Text(page.text(note)) for note in self.data.notes])
-        yield from _listed(page, "Not looked at", _skips(page, self.data))
+        yield from _listed(page, "Not looked at", _reasons(page, _skips(page, self.data)))
+        yield from _listed(page, "Left out by the settings", _reasons(page, left_out(self.data)))
 
 
 def _verdict(page: Page, data: ReportData) -> Iterator[RenderableType]:
@@ -61,8 +62,7 @@ def _verdict(page: Page, data: ReportData) -> Iterator[RenderableType]:
     line = Text.assemble((page.text(f"{said.mark} {said.text}"), style), page.text(" · "))
     line.append(page.fit(name, max(20, page.width - len(line))), style="bold")
     yield line
-    skips = [f"{len(data.skipped)} not looked at"] if data.skipped else []
-    if known := [*headline(data), *skips]:
+    if known := [*headline(data), *gaps(data)]:
         loud = weights_facts(data)
         yield page.facts(
             [Text(page.text(fact), style="not dim bold yellow") if fact in loud else fact for fact in known],
@@ -125,11 +125,12 @@ def _finding(page: Page, data: ReportData, group: FindingGroup) -> Text:
     return body
 
 
-def _skips(page: Page, data: ReportData) -> list[Text]:
-    return [
-        Text.assemble(page.text(skipped_text(what, page.width - 4)), (": " + page.text(why), "dim"))
-        for what, why in skipped_groups(data.skipped)
-    ]
+def _skips(page: Page, data: ReportData) -> list[tuple[str, str]]:
+    return [(skipped_text(what, page.width - 4), why) for what, why in skipped_groups(data.skipped)]
+
+
+def _reasons(page: Page, rows: Iterable[tuple[str, str]]) -> list[Text]:
+    return [Text.assemble(page.text(what), (": " + page.text(why), "dim")) for what, why in rows]
 
 
 def _listed(page: Page, title: str, lines: Iterable[Text]) -> Iterator[RenderableType]:

@@ -49,7 +49,7 @@ class Stage:
         self.calls |= {"model": model, "inputs": inputs, **more}
         findings = (Finding.model_validate(FINDING | {"severity": self.severity}),) if self.severity else ()
         described = Target(name="by the probe", class_name="Net", inputs="given by the caller")
-        return Report(ReportData(target=described, findings=findings, notes=("measured",)))
+        return Report(ReportData(target=described, findings=findings, notes=("measured",), settings=more["settings"]))
 
 
 @pytest.fixture

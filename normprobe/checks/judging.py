@@ -1,0 +1,161 @@
+"""Judging by settings: which checks run, with which limits, and where they are silent."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+from normprobe.checks.base import Check
+from normprobe.checks.catalogue import ALL, find, matching, ranked
+from normprobe.errors import SettingError
+from normprobe.records import Finding, Ignored, ReportData, Settings, Skipped
+
+_PARENT = re.compile(r"[.#]")  # a module ends before a dot, an operation inside it begins with #
+
+
+def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) -> ReportData:
+    """`data` with what the checks say of it under `settings`, in place of what was said of it before.
+
+    Args:
+        data: target, level, anatomy and measurements; of its skips, those of the checks are made anew.
+        settings: which checks run, where they speak, and their limits.
+        checks: all the checks there are.
+
+    Raises:
+        SettingError: the settings name a check or a limit that does not exist.
+    """
+    checks = tuple(checks)
+    chosen, ignored = chosen_checks(settings, checks)
+    outcomes = [outcome for check in chosen for outcome in check.run(data)]
+    findings, silenced = _heard([one for one in outcomes if isinstance(one, Finding)], _silences(settings, checks))
+    others = (one for one in data.skipped if not _of_check(one))
+    skipped = (*others, *(one for one in outcomes if isinstance(one, Skipped)))
+    said = {
+        "settings": settings,
+        "checks": tuple(check.code for check in chosen),
+        "findings": ranked(findings),
+        "ignored": (*ignored, *silenced),
+        "skipped": tuple(dict.fromkeys(skipped)),
+    }
+    return data.model_copy(update=said)
+
+
+def _heard(findings: list[Finding], silent: list[tuple[str, set[str]]]) -> tuple[list[Finding], list[Ignored]]:
+    """The findings that are not silenced at all their places, and a count of the others."""
+    kept, counts = [], Counter[tuple[str, str, str]]()
+    for finding in findings:
+        pattern = _silenced_by(finding, silent)
+        if pattern is None:
+            kept.append(finding)
+        else:
+            counts[finding.code, finding.name, f"in per-path-ignores of {pattern}"] += 1
+    rows = counts.items()
+    return kept, [Ignored(code=code, name=name, why=why, findings=count) for (code, name, why), count in rows]
+
+
+def chosen_checks(settings: Settings, checks: Iterable[Check] = ALL) -> tuple[tuple[Check, ...], tuple[Ignored, ...]]:
+    """The checks that run under `settings`, with their limits, and those that do not.
+
+    Raises:
+        SettingError: these are no settings, or they name a check or a limit that does not exist; the message names the
+            place.
+    """
+    _check_kind(settings)
+    checks = tuple(checks)
+    for pattern, words in settings.per_path_ignores.items():
+        _named(words, f"per-path-ignores.{pattern!r}", settings, checks)
+    limits = _limits(settings, checks)
+    selected = _named(settings.select, "select", settings, checks) if settings.select else {c.code for c in checks}
+    dropped = _named(settings.ignore, "ignore", settings, checks)
+    why = {check.code: "not in select" for check in checks if check.code not in selected}
+    why |= {code: "in ignore" for code in selected & dropped}
+    chosen = (dataclasses.replace(c, **limits.get(c.code, {})) for c in checks if c.code not in why)
+    left_out = (Ignored(code=c.code, name=c.name, why=why[c.code]) for c in checks if c.code in why)
+    return tuple(chosen), tuple(left_out)
+
+
+def _check_kind(settings: object) -> None:
+    if not isinstance(settings, Settings):
+        raise SettingError(
+            "settings= takes settings",
+            expected="normprobe.Settings(...)",
+            found=f"{type(settings).__name__}: {settings!r}",
+            hint="normprobe.load_settings(path) reads a file",
+        )
+
+
+def _named(words: Iterable[str], key: str, settings: Settings, checks: tuple[Check, ...]) -> set[str]:
+    """The codes of the checks that `words` name."""
+    with placed(_key(key, settings)):
+        return {check.code for word in words for check in matching(word, checks)}
+
+
+def _limits(settings: Settings, checks: tuple[Check, ...]) -> dict[str, dict[str, float]]:
+    """The limits of the settings by the code of their check."""
+    found: dict[str, dict[str, float]] = {}
+    for word, values in settings.limits.items():
+        with placed(_key(f"limits.{word}", settings)):
+            check = find(word, checks)
+            known = [limit.name for limit in check.limits()]
+            for name in values:
+                _check_limit(name, known, check)
+            found.setdefault(check.code, {}).update(values)
+    return found
+
+
+def _check_limit(name: str, known: list[str], check: Check) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    raise SettingError(
+        f"{check.code} {check.name} has no limit {name!r}",
+        expected=" or ".join(known) if known else "no limits at all: this check has none",
+        found=name,
+        hint=f"did you mean {near[0]}?" if near else f"normprobe explain {check.code}",
+    )
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Says in a SettingError that is raised inside which setting it is about.
+
+    Args:
+        place: name of the setting as its author wrote it.
+    """
+    try:
+        yield
+    except SettingError as error:
+        message = f"{place}: {error.message}"
+        raise SettingError(message, expected=error.expected, found=error.found, hint=error.hint) from None
+
+
+def _key(key: str, settings: Settings) -> str:
+    return f"`{key}`" + (f" in {settings.source}" if settings.source else " of the settings")
+
+
+def _silences(settings: Settings, checks: tuple[Check, ...]) -> list[tuple[str, set[str]]]:
+    """Patterns of places, each with the codes that are silent there."""
+    rows = settings.per_path_ignores.items()
+    return [(pattern, {check.code for word in words for check in matching(word, checks)}) for pattern, words in rows]
+
+
+def _silenced_by(finding: Finding, silent: list[tuple[str, set[str]]]) -> str | None:
+    """The patterns that cover every place of `finding`; None where one place is left."""
+    patterns = [pattern for pattern, codes in silent if finding.code in codes]
+    covering = [next((p for p in patterns if covers(p, place)), None) for place in finding.every_place]
+    return None if None in covering else ", ".join(dict.fromkeys(filter(None, covering)))
+
+
+def covers(pattern: str, place: str) -> bool:
+    """Whether `pattern` matches `place` or a module around it."""
+    ends = (match.start() for match in _PARENT.finditer(place))
+    return any(fnmatchcase(outer, pattern) for outer in (place, *(place[:end] for end in ends)))
+
+
+def _of_check(skipped: Skipped) -> bool:
+    return re.match(r"NP\d{3} ", skipped.what) is not None

@@ -1,0 +1,134 @@
+"""Settings from files: where they are looked for, what they say, and how a mistake in one is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import normprobe
+from normprobe.checks import load_settings
+from normprobe.errors import SettingError
+from normprobe.records import Settings
+
+WHOLE = """
+select = ["NP1", "NP4"]
+ignore = ["eps-outside-root"]
+fail-on = "warning"
+
+[per-path-ignores]
+"vision.*" = ["NP401"]
+
+[limits.NP401]
+max_logit = 60
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def test_a_file_says_everything(tmp_path: Path) -> None:
+    path = write(tmp_path, "normprobe.toml", WHOLE)
+    assert load_settings(path) == Settings(
+        select=("NP1", "NP4"),
+        ignore=("eps-outside-root",),
+        per_path_ignores={"vision.*": ("NP401",)},
+        limits={"NP401": {"max_logit": 60.0}},
+        fail_on="warning",
+        source=str(path),
+    )
+    assert normprobe.load_settings is load_settings
+
+
+def test_pyproject_has_the_same_in_a_table(tmp_path: Path) -> None:
+    text = (
+        '[project]\nname = "x"\n[tool.normprobe]\nselect = "NP1, NP4"\n[tool.normprobe.limits.NP401]\nmax_logit = 6.5\n'
+    )
+    found = load_settings(write(tmp_path, "pyproject.toml", text))
+    assert (found.select, found.limits) == (("NP1", "NP4"), {"NP401": {"max_logit": 6.5}})
+
+
+def test_the_nearest_file_above_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    write(tmp_path / "a", "normprobe.toml", 'ignore = ["NP1"]')
+    write(tmp_path / "a" / "b", "pyproject.toml", '[project]\nname = "no table of ours"')
+    assert (load_settings().ignore, load_settings().source) == (("NP1",), "../../normprobe.toml")
+    write(tmp_path / "a" / "b", "pyproject.toml", '[tool.normprobe]\nignore = ["NP2"]')
+    assert (load_settings().ignore, load_settings().source) == (("NP2",), "../pyproject.toml")
+    write(tmp_path / "a" / "b", "normprobe.toml", 'ignore = ["NP4"]')
+    assert load_settings().ignore == ("NP4",)
+
+
+def test_an_empty_table_counts_as_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "normprobe.toml", 'ignore = ["NP1"]')
+    monkeypatch.chdir(write(tmp_path / "a", "pyproject.toml", "[tool.normprobe]").parent)
+    assert load_settings() == Settings(source="pyproject.toml")
+
+
+def test_none_anywhere_is_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("selct = []", r"(?s)unknown key `selct` in .*normprobe\.toml.*expected: select, .*did you mean select\?"),
+        ("fail_on = 'error'", r"(?s)unknown key `fail_on`.*did you mean fail-on\?"),
+        ("source = 'x'", "unknown key `source`"),
+        ("fail-on = 'fatal'", r"(?s)`fail-on` in .*expected: 'error', 'warning', 'note' or 'never'.*found: 'fatal'"),
+        ("select = 3", r"(?s)`select` in .*wrong kind.*found: 3"),
+        ("select = [3]", r"`select\.0` in "),
+        ("[limits.NP401]\nmax_logit = 'high'", r"(?s)`limits\.NP401\.max_logit` in .*valid number.*found: 'high'"),
+        ("[limits.NP401]\nmax_logit = nan", r"`limits\.NP401\.max_logit` in "),
+        ("[limits]\nNP401 = 60", r"`limits\.NP401` in "),
+        ("[limits.NP401]\nwarn = 60", r"(?s)`limits\.NP401` in .*normprobe\.toml: NP401 .* no limit 'warn'.*max_logit"),
+        ("ignore = ['NP77']", r"`ignore` in .*normprobe\.toml: no check is called 'NP77'"),
+        ("[per-path-ignores]\n'a' = ['b']", r"`per-path-ignores\.'a'` in .*: no check is called 'b'"),
+        ("select = = 1", r"(?s)normprobe\.toml is no TOML.*line 1"),
+    ],
+)
+def test_a_mistake_is_told_with_file_and_key(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        load_settings(write(tmp_path, "normprobe.toml", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.normprobe]\nselct = []", "unknown key `tool.normprobe.selct`"),
+        ("[tool.normprobe]\nfail-on = 1", "`tool.normprobe.fail-on` in "),
+        ("[tool]\nnormprobe = 3", "`tool.normprobe` in .* is no table"),
+        ("[project]\nname = 'x'", r"(?s)no settings in .*expected: a table \[tool\.normprobe\]"),
+        ("tool = 3", "no settings in "),
+    ],
+)
+def test_keys_in_pyproject_are_told_with_their_table(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        load_settings(write(tmp_path, "pyproject.toml", text))
+
+
+def test_a_file_that_is_not_there_or_is_no_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"(?s)cannot read the settings in .*none\.toml.*No such file"):
+        load_settings(tmp_path / "none.toml")
+    with pytest.raises(SettingError, match=r"(?s)cannot read the settings in .*a directory"):
+        load_settings(write(tmp_path / "normprobe.toml", "x", "").parent)
+    (tmp_path / "n.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingError, match=r"n\.toml is no TOML"):
+        load_settings(tmp_path / "n.toml")
+
+
+def test_the_example_in_the_documentation_is_read(root: Path, tmp_path: Path) -> None:
+    page = (root / "docs" / "settings.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    found = load_settings(write(tmp_path, "normprobe.toml", example))
+    assert (found.select, found.ignore, found.fail_on) == (("NP1", "NP2", "NP4"), ("eps-outside-root",), "warning")
+    assert found.per_path_ignores == {"vision_tower": ("NP4",), "model.layers.[0-3]": ("NP303",)}
+    assert found.limits == {"NP401": {"max_logit": 60.0}}
+    assert all(f"`{name}`" in page or f"{name}=" in page for name in Settings.model_fields if name != "source")
