@@ -146,6 +146,7 @@ def test_a_finding_that_has_a_place_left_is_whole() -> None:
     data = data.model_copy(update={"measurements": data.measurements.model_copy(update={"attention": sites})})
     (spoken,) = judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("NP401",)})).findings
     assert spoken.places == ("text.attn", "vision.attn")  # one statement about both
+    assert judged(data, Settings(select=ONLY, per_path_ignores={"text": ("NP401",)})).findings == (spoken,)
     assert judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("4",), "text.*": ("4",)})).findings == ()
 
 
