@@ -175,11 +175,11 @@ class Check(ABC):
             value=value,
             limit=getattr(self, known.name) if known else bound,
             unit=known.unit if known else "",
-            source=self._told(known) if known and origin == known.source else origin,
+            source=self._origin_of(known) if known and origin == known.source else origin,
             fix=self.fix,
         )
 
-    def _told(self, known: Limit) -> str:
+    def _origin_of(self, known: Limit) -> str:
         """Where a limit comes from: its source, or the settings where they changed it."""
         if getattr(self, known.name) == known.value:
             return known.source

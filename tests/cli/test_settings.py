@@ -60,7 +60,7 @@ def test_without_a_file_and_options_all_is_as_it_was(run: Run) -> None:
     [
         ("--select NP99", "error: --select: no check is called 'NP99'"),
         ("--select ,", "error: --select: no check is named"),
-        ("--ignore missing-fnal-norm", "did you mean NP201 missing-final-norm?"),
+        ("--ignore missing-fnal-norm", "did you mean NP201 missing-final-norm"),
         ("--config none.toml", "cannot read the settings in none.toml"),
         ("--fail-on fatal", "--fail-on"),
     ],
