@@ -11,12 +11,11 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from normprobe.errors import NormprobeError
-from normprobe.records import Severity, Skipped
+from normprobe.records import FailOn, Severity, Skipped
 from normprobe.records.diff import DIFF_SCHEMA, DiffData, Difference, OutputDiff, SignalDiff, Verdict, WeightPair
 from normprobe.report.diffs import content, html, markdown
 from normprobe.report.files import write_whole
 from normprobe.report.formats import FILE_WIDTH, Format, named_by, rich_text
-from normprobe.report.report import FailOn
 from normprobe.report.wording import ascii_only
 
 _MOST = 12
