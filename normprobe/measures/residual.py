@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normprobe import stats, theory
 from normprobe.capture.watch import Watched
-from normprobe.measures import massive
+from normprobe.measures import massive, outliers
 from normprobe.measures.together import Together
 from normprobe.measures.trunk import Trunk
 from normprobe.measures.writes import WriteHandler
@@ -71,6 +71,7 @@ def read_stream(
         massive=massive.merge(
             [written.massive for _, written in seen], lambda token: position(token, first.shape, axis, lengths)
         ),
+        outliers=outliers.merge([written.outliers for _, written in seen]),
         **_growth([writes.get(site) for site in reasons]),
     )
     return measure, tuple(skipped)
@@ -93,6 +94,7 @@ def _growth(writes: Sequence[Written | None]) -> dict[str, Any]:
     entry = math.nan if writes[0] is None else writes[0].sides.entry
     return {
         "entry_rms": entry,
+        "entry_cosine": math.nan if writes[0] is None else writes[0].before,
         "growth": stats.growth(medians),
         "independent_rms": math.hypot(entry, *sizes),
         "effective_depth": stats.participation([size**2 for size in sizes]),
@@ -144,11 +146,13 @@ def _placed(merged: Sequence[tuple[int, Branch]], written: Written, lengths: Col
         token_cosine=written.moments.token_cosine,
         stable_rank=written.stable_rank,
         write_rms=written.sides.write,
+        write_max=written.sides.largest,
         write_ratio=written.sides.ratio,
         write_share=written.sides.share,
         write_cosine=written.sides.cosine,
         angle=written.sides.angle,
-        bf16_loss=written.rounding,
+        bf16_loss=written.rounding[0],
+        fp16_loss=written.rounding[1],
         finite=math.isfinite(written.abs_max),
     )
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from normprobe import stats
+from normprobe.measures import outliers
 from normprobe.measures.massive import Entry
 from normprobe.measures.moments import Moments, Sums, moments
+from normprobe.measures.outliers import Outlier
 from normprobe.measures.trunk import Tokens
 
 
@@ -23,7 +25,7 @@ class Sides(NamedTuple):
 
     Attributes:
         entry: token RMS of the trunk before the write.
-        write: token RMS of the write.
+        write: token RMS of the write; `largest` is not the median but the largest.
         ratio: RMS(write) / RMS(trunk before it).
         share: RMS(write) / RMS(state after it).
         cosine: between write and trunk.
@@ -36,6 +38,7 @@ class Sides(NamedTuple):
     share: float = math.nan
     cosine: float = math.nan
     angle: float = math.nan
+    largest: float = math.nan
 
 
 class Norms(NamedTuple):
@@ -92,7 +95,10 @@ class Written(NamedTuple):
         abs_max: largest |x|, at feature `channel`.
         massive: entries that stand out.
         stable_rank: of the matrix of the sampled tokens.
-        rounding: what rounding the sum to bfloat16 loses, RMS over the sampled tokens, as a share of the write's RMS.
+        rounding: what rounding the sum to bfloat16 and to float16 loses, RMS over the sampled tokens, as a share of the
+            write's RMS.
+        outliers: channels that are large at most of the sampled tokens.
+        before: mean cosine between two different sampled tokens of the trunk before the write.
     """
 
     shape: tuple[int, ...]
@@ -103,7 +109,9 @@ class Written(NamedTuple):
     channel: int
     massive: tuple[Entry, ...]
     stable_rank: float
-    rounding: float
+    rounding: tuple[float, float]
+    outliers: tuple[Outlier, ...]
+    before: float
     moments: Moments
     sides: Sides
 
@@ -117,30 +125,26 @@ def tell(writes: Sequence[Seen]) -> list[Written]:
     """The numbers of writes that are alike."""
     tokens, width = writes[0].tokens, writes[0].sampled.shape[-1]
     norms_WN = torch.stack([seen.norms for seen in writes])
-    columns = (
-        writes,
-        _summaries(norms_WN / math.sqrt(width), tokens),
-        torch.stack([seen.top for seen in writes]).abs().argmax(-1).tolist(),
-        stats.stable_ranks(torch.stack([seen.sampled for seen in writes])),
-        [_rounding(seen.operands) for seen in writes],
-        moments([seen.sums for seen in writes], norms_WN, tokens),
-        _sides([_norms(seen) for seen in writes], tokens, math.sqrt(width)),
-    )
+    columns: dict[str, Sequence[Any]] = {
+        "rms": _summaries(norms_WN / math.sqrt(width), tokens),
+        "channel": torch.stack([seen.top for seen in writes]).abs().argmax(-1).tolist(),
+        "stable_rank": stats.stable_ranks(torch.stack([seen.sampled for seen in writes])),
+        "rounding": [_rounding(seen.operands) for seen in writes],
+        "outliers": outliers.find(torch.stack([seen.sampled for seen in writes])),
+        "before": [_cosine(seen.operands) for seen in writes],
+        "moments": moments([seen.sums for seen in writes], norms_WN, tokens),
+        "sides": _sides([_norms(seen) for seen in writes], tokens, math.sqrt(width)),
+    }
     return [
         Written(
             shape=seen.shape,
             dtype=str(seen.dtype).removeprefix("torch."),
             tokens=len(tokens.first) + len(tokens.rest),
-            rms=rms,
             abs_max=seen.abs_max,
-            channel=channel,
             massive=seen.massive,
-            stable_rank=rank,
-            rounding=rounding,
-            moments=about,
-            sides=sides,
+            **dict(zip(columns, row, strict=True)),
         )
-        for seen, rms, channel, rank, rounding, about, sides in zip(*columns, strict=True)
+        for seen, row in zip(writes, zip(*columns.values(), strict=True), strict=True)
     ]
 
 
@@ -149,14 +153,27 @@ def _summaries(rms_WN: Tensor, tokens: Tokens) -> list[stats.Summary]:
     return found if tokens.kept is None else [one._replace(argmax=int(tokens.kept[one.argmax])) for one in found]
 
 
-def _rounding(operands: Operands | None) -> float:
-    """What rounding the sum to bfloat16 loses, as a share of the write. Not of several together: that is no faster."""
+def _rounding(operands: Operands | None) -> tuple[float, float]:
+    """What rounding the sum to bfloat16 and float16 loses, as a share of the write. Not of several together: that is no
+    faster."""
     if operands is None:
-        return math.nan
+        return math.nan, math.nan
     added = operands.factor * stats.widen(operands.write)
     total = operands.skip * stats.widen(operands.trunk) + added
-    lost, size = (float(torch.linalg.vector_norm(x)) for x in (total.bfloat16().float() - total, added))
-    return lost / size if size else math.nan
+    rounded = (total.bfloat16(), total.half())
+    size, *lost = (float(torch.linalg.vector_norm(x)) for x in (added, *(x.float() - total for x in rounded)))
+    return (lost[0] / size, lost[1] / size) if size else (math.nan, math.nan)
+
+
+def _cosine(operands: Operands | None) -> float:
+    """Mean cosine between two different sampled tokens of the trunk; NaN with fewer than two that are not 0."""
+    if operands is None:
+        return math.nan
+    rows = stats.widen(operands.trunk)
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    count = int((norms != 0).sum())
+    total = float(torch.linalg.vector_norm((rows / norms.where(norms != 0, 1.0)).sum(0)))
+    return (total**2 - count) / (count * (count - 1)) if count > 1 else math.nan
 
 
 def _norms(seen: Seen) -> Tensor | None:
@@ -177,7 +194,7 @@ def _sides(norms: Sequence[Tensor | None], tokens: Tokens, root: float) -> list[
         found: Iterator[Sides] = iter(_against(norms_W4K, root))
     else:
         rows = (each[None, :, keep] for each, keep in zip(norms_W4K, some, strict=True))
-        found = (_against(row, root)[0] if row.numel() else Sides(entry=0.0, write=0.0) for row in rows)
+        found = (_against(row, root)[0] if row.numel() else Sides(entry=0.0, write=0.0, largest=0.0) for row in rows)
     return [Sides() if each is None else next(found) for each in norms]
 
 
@@ -189,4 +206,5 @@ def _against(norms_W4K: Tensor, root: float) -> list[Sides]:
     angle = torch.atan2(write * (1 - cosine.square()).sqrt(), trunk + write * cosine).where(after > 0, math.nan)
     numbers = torch.stack((trunk / root, write / root, write / trunk, write / after, cosine, angle), 1)
     found = stats.medians(numbers.float().flatten(0, 1))
-    return [Sides(*found[start : start + 6]) for start in range(0, len(found), 6)]
+    largest = (write.amax(-1) / root).tolist()
+    return [Sides(*found[6 * i : 6 * i + 6])._replace(largest=top) for i, top in enumerate(largest)]

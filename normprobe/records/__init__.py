@@ -20,15 +20,10 @@ from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMea
 from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.measurements import (
     AttentionMeasure,
-    Growth,
     HeadLogits,
-    Headroom,
     Level,
     Margins,
-    MassiveActivation,
     Measurements,
-    StreamMeasure,
-    StreamState,
 )
 from normprobe.records.non_finite import BrokenTensor, NonFinite
 from normprobe.records.norm_gains import Elements, NormGain
@@ -41,6 +36,14 @@ from normprobe.records.report import (
     Severity,
     Skipped,
     Target,
+)
+from normprobe.records.residual import (
+    Growth,
+    Headroom,
+    MassiveActivation,
+    OutlierChannel,
+    StreamMeasure,
+    StreamState,
 )
 from normprobe.records.settings import FailOn, Settings
 
@@ -76,6 +79,7 @@ __all__ = [
     "NormSite",
     "NormSpec",
     "OpSite",
+    "OutlierChannel",
     "QKNorm",
     "RawEnd",
     "Record",

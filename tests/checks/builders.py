@@ -149,11 +149,13 @@ def state(index: int, abs_max: float = 3.0, rms: float = 1.0, **more: Any) -> St
         "token_cosine": 0.1,
         "stable_rank": 4.0,
         "write_rms": 0.5 * rms,
+        "write_max": 0.6 * rms,
         "write_ratio": 0.5,
         "write_share": 0.4,
         "write_cosine": 0.1,
         "angle": 0.4,
         "bf16_loss": 0.004,
+        "fp16_loss": 0.0005,
     }
     return StreamState(**facts | more)
 
@@ -164,6 +166,7 @@ def residual(*states: StreamState, dtype: str = "float32", **more: Any) -> Strea
         "stream": "blocks",
         "basis": Basis(unit="1", dtype=dtype, count=16),
         "entry_rms": 0.5,
+        "entry_cosine": 0.1,
         "states": states or (state(0), state(1)),
         "growth": Growth(exponent=0.5, interval=(0.4, 0.6), r_squared=0.9, writes=2),
         "independent_rms": 0.9,

@@ -26,8 +26,14 @@ NAMES = {
     "NP113": "lost-norm-keys",
     "NP201": "missing-final-norm",
     "NP208": "unused-norm",
+    "NP301": "growth-above-sqrt",
+    "NP302": "diluted-branches",
     "NP303": "massive-activations",
     "NP304": "half-headroom",
+    "NP305": "dead-branch",
+    "NP306": "overwriting-branch",
+    "NP307": "lost-in-rounding",
+    "NP308": "collapsing-tokens",
     "NP401": "unresolved-logits",
     "NP504": "non-finite",
     "NP701": "train-eval-gap",
@@ -51,8 +57,20 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP113": lambda: b.document(norm_gains=(b.gain(), b.gain("norm", b.moved())), init=b.init(0.1, trained=True)),
     "NP201": lambda: b.document(streams=(b.stream(final_norm=None),)),
     "NP208": lambda: b.document(norms=(b.norm(role="unused", executed=False, executions=0),)),
+    "NP301": lambda: b.document(residual=(b.residual(independent_rms=0.4),)),
+    "NP302": lambda: b.document(residual=(b.residual(*(b.state(i, write_share=1e-4) for i in range(4))),)),
     "NP303": lambda: b.document(residual=(b.residual(massive=(b.massive(1000.0),)),)),
     "NP304": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, 40000.0)),)),
+    "NP305": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, write_rms=0.0, write_max=0.0)),)),
+    "NP306": lambda: b.document(
+        residual=(b.residual(b.state(0), b.state(1), b.state(2, write_rms=15.0, write_ratio=15.0)),)
+    ),
+    "NP307": lambda: b.document(
+        residual=(b.residual(b.state(0), b.state(1, bf16_loss=0.8), dtype="bfloat16"),), dtype="bfloat16"
+    ),
+    "NP308": lambda: b.document(
+        residual=(b.residual(b.state(0, kind="attention"), b.state(1, kind="attention", token_cosine=0.999)),)
+    ),
     "NP401": lambda: b.document(attention=(b.site(),)).model_copy(
         update={"measurements": Measurements(attention=(b.logits(3.0, 71.0),), output_finite=True)}
     ),

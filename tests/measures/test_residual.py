@@ -94,12 +94,24 @@ def test_writes_are_compared_with_the_trunk_as_a_float64_reference_does(build: C
         total = after.flatten(0, 1).float()  # no more tokens than the sample holds
         lost = (total.bfloat16().float() - total).norm() / write.flatten(0, 1).norm()
         assert state.bf16_loss == pytest.approx(float(lost), rel=0.02)
+        lost = (total.half().float() - total).norm() / write.flatten(0, 1).norm()
+        assert state.fp16_loss == pytest.approx(float(lost), rel=0.02)
+        assert state.write_max == pytest.approx(float(token_rms(write, -1).max()), rel=1e-4)
         singular = torch.linalg.svdvals(after.flatten(0, 1).double())
         assert state.stable_rank == pytest.approx(float(singular.square().sum() / singular[0] ** 2), rel=2e-3)
     sizes = [state.write_rms for state in measure.states]
     assert measure.independent_rms == pytest.approx(math.hypot(measure.entry_rms, *sizes))
     assert measure.headroom is not None
     assert measure.headroom.float16 == pytest.approx(65504 / max(state.abs_max for state in measure.states))
+
+
+def test_the_cosine_of_tokens_before_the_first_write() -> None:
+    case = gpt2()
+    model, ids = case.model, case.inputs["input_ids"]
+    wte, wpe = (table.weight.double() for table in (model.transformer.wte, model.transformer.wpe))
+    entry = (wte[ids] + wpe[: ids.shape[1]]).detach().flatten(0, 1)[None]
+    expected = mean_cosine(entry, torch.ones(entry.shape[:2], dtype=torch.bool))
+    assert measured(model, case.inputs).entry_cosine == pytest.approx(expected, abs=1e-6)
 
 
 def test_closed_forms_of_writes_of_one_size() -> None:

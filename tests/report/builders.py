@@ -95,11 +95,13 @@ def state(one: Stream, index: int, rms: float, abs_max: float) -> StreamState:
         token_cosine=0.1,
         stable_rank=4.0,
         write_rms=0.4 * rms,
+        write_max=0.4 * rms,
         write_ratio=0.4,
         write_share=0.3,
         write_cosine=0.1,
         angle=0.3,
         bf16_loss=0.004,
+        fp16_loss=0.0005,
         finite=finite,
     )
 
@@ -127,6 +129,7 @@ def measured(one: Stream, rms: list[float], abs_max: list[float], **more: object
         "stream": one.name,
         "basis": basis,
         "entry_rms": rms[0] * 0.9,
+        "entry_cosine": 0.1,
         "states": states,
         "growth": fitted(rms),
         "independent_rms": rms[-1],
