@@ -62,6 +62,15 @@ Target = Annotated[
         show_default=False,
     ),
 ]
+SizedTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A configuration (hub id, checkpoint folder, config.json, or a model type such as gpt2), or a factory "
+        "that takes the size: path/file.py:factory, package.module:factory.",
+        show_default=False,
+    ),
+]
 Revision = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Branch, tag or commit of a hub repository.", rich_help_panel=_WHAT, show_default=False),

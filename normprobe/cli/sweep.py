@@ -24,14 +24,24 @@ if TYPE_CHECKING:
     from normprobe.records.sweep import Axis, LearningRates, Sweep, SweepReport
 
 _TITLES = {"standard": "standard parametrisation", "mup": "muP (normprobe's parameter groups)"}
-_STYLES = {"growing": "bold red", "vanishing": "bold yellow", "constant": "green", "unknown": "dim"}
+_STYLES = {
+    "growing": "bold red",
+    "vanishing": "bold yellow",
+    "shrinking": "yellow",
+    "constant": "green",
+    "unknown": "dim",
+}
 _WORDS = {"constant": "Θ(1)"}
+_EXPECTED = (
+    "expected under muP: Θ(1) everywhere, but the readout and the model's output may be shrinking, as they start at "
+    "width^-1/2 (Yang et al. 2022, table 3)"
+)
 _LR = 1e-3  # where none is given
 _A_DECADE = 2  # learning rates in each decade of a range
 
 
 def sweep(
-    target: opt.Target,
+    target: opt.SizedTarget,
     widths: Annotated[Optional[str], typer.Option(help="Widths, with commas between them.")] = None,  # noqa: UP045
     depths: Annotated[Optional[str], typer.Option(help="Depths instead.")] = None,  # noqa: UP045
     lr: Annotated[
@@ -133,12 +143,21 @@ def _factory(target: str, axis: Axis, seed: int, trust_remote_code: bool) -> tup
 
 def _parts(found: SweepReport) -> Iterator[RenderableType]:
     sizes = ", ".join(map(str, found.sizes))
-    yield Text(f"{found.axis}s {sizes}; {found.steps} steps of Adam, learning rate {number(found.lr)}")
+    yield Text(
+        f"{found.axis}s {sizes}; {found.steps} steps of Adam, learning rate {number(found.lr)}; loss: {found.loss}"
+    )
     for one in found.sweeps:
         yield Text("\n" + _TITLES[one.parametrisation], style="bold")
         yield _modules(one, found.axis)
         if one.rates is not None:
             yield _losses(one.rates, found.sizes)
+    yield Text(
+        f"\nΘ(1): both slopes within ±{number(found.slope_limit)}, a choice (halfway to 1/2, the smallest "
+        "exponent that theory knows); shrinking: the output alone is below",
+        style="dim",
+    )
+    if any(one.parametrisation == "mup" for one in found.sweeps):
+        yield Text(_EXPECTED, style="dim")
     for note in found.notes:
         yield Text(note, style="dim")
 

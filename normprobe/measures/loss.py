@@ -18,26 +18,47 @@ from normprobe.records import Anatomy
 
 LossFunction = Callable[[Any, Inputs], Tensor]
 
-MEAN_SQUARE = "mean square of the first output"
+_NEXT = "cross-entropy of the next token"
+_SAME = "cross-entropy of every token itself: attention is not causal, so that the model sees the next one"
+_MEAN_SQUARE = "mean square of the first output"
+_FROM_NOISE = "mean squared distance of the first output from unit normal noise"
 _IGNORED = -100  # the target index that torch's cross-entropy leaves out
 
 
 def loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction | None) -> tuple[Tensor, str]:
     """A scalar loss with its name.
 
-    In this order: `given(output, inputs)`; the output's own `loss` where the inputs hold labels; the cross-
-    entropy of the next token where the output has logits of every input token; the mean square of the first
-    floating point tensor that depends on a parameter.
+    In this order: `given(output, inputs)`; the output's own `loss` where the inputs hold labels; where the output has
+    logits of every input token the cross-entropy of the next token, or, where the last self-attention is not causal,
+    of each token itself, which is what a masked language model learns; the mean square of the first floating point
+    tensor that depends on a parameter.
 
     Args:
         output: what the model returned, with gradients.
         inputs: what it was called with.
-        anatomy: tells whether the first output comes from a head.
+        anatomy: tells whether the first output comes from a head, and whether attention is causal.
         given: the user's loss, or None.
 
     Raises:
         InputError: if `given` returns no scalar tensor with a gradient, or no output has a gradient.
     """
+    found = _known(output, inputs, anatomy, given)
+    return (_first(output).square().mean(), _MEAN_SQUARE) if found is None else found
+
+
+def training_loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction | None) -> tuple[Tensor, str]:
+    """As `loss_of`, but in the place of the mean square the mean squared distance from unit normal noise, the same at
+    every step: a target of zero would be met by a vanishing output."""
+    found = _known(output, inputs, anatomy, given)
+    if found is not None:
+        return found
+    first = _first(output)
+    noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(0)).to(first.device)
+    return (first - noise).square().mean(), _FROM_NOISE
+
+
+def _known(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction | None) -> tuple[Tensor, str] | None:
+    """A loss that someone chose, or that follows from tokens."""
     if given is not None:
         return _scalar(given(output, inputs)), "given"
     own = dict(named_tensors(output)).get("loss")
@@ -46,11 +67,23 @@ def loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction |
     logits = _logits(output, anatomy)
     ids = _token_ids(inputs)
     if logits is not None and ids is not None and _fit(logits, ids):
-        return _next_token(logits, ids, inputs), "cross-entropy of the next token"
+        same = _sees_all(anatomy)
+        return _of_tokens(logits, ids, inputs, 0 if same else 1), _SAME if same else _NEXT
+    return None
+
+
+def _first(output: Any) -> Tensor:
+    """The first output that depends on a parameter, float32 or wider."""
     found = next((t for t in floats(output) if t.requires_grad and t.numel()), None)
     if found is None:
         raise InputError("no output of the model depends on a parameter", hint="pass loss=")
-    return stats.widen(found).square().mean(), MEAN_SQUARE
+    return stats.widen(found)
+
+
+def _sees_all(anatomy: Anatomy) -> bool:
+    """Whether the last self-attention, the nearest to the logits, is known to see later tokens."""
+    sites = [site for site in anatomy.attention if not site.cross]
+    return bool(sites) and sites[-1].causal is False
 
 
 def _scalar(loss: object) -> Tensor:
@@ -93,12 +126,11 @@ def _fit(logits: Tensor, ids: Tensor) -> bool:
     return fits and bool(((ids >= 0) & (ids < vocabulary)).all())
 
 
-def _next_token(logits: Tensor, ids: Tensor, inputs: Inputs) -> Tensor:
-    """Mean over all tokens with a successor that is no padding, in nats, float32 or wider."""
-    targets = ids[:, 1:].long()
+def _of_tokens(logits: Tensor, ids: Tensor, inputs: Inputs, ahead: int) -> Tensor:
+    """Mean over all tokens that are no padding and have a target `ahead` of them, in nats, float32 or wider."""
+    targets = ids[:, ahead:].long()
     mask = split(inputs)[1].get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == ids.shape and bool(mask[:, 1:].any()):
-        targets = targets.masked_fill(mask[:, 1:] == 0, _IGNORED)
-    return F.cross_entropy(
-        stats.widen(logits[:, :-1]).flatten(0, 1), targets.to(logits.device).flatten(), ignore_index=_IGNORED
-    )
+    if isinstance(mask, Tensor) and mask.shape == ids.shape and bool(mask[:, ahead:].any()):
+        targets = targets.masked_fill(mask[:, ahead:] == 0, _IGNORED)
+    scores = stats.widen(logits[:, : logits.shape[1] - ahead]).flatten(0, 1)
+    return F.cross_entropy(scores, targets.to(logits.device).flatten(), ignore_index=_IGNORED)

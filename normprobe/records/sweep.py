@@ -8,7 +8,8 @@ from normprobe.records.base import Record
 
 Axis = Literal["width", "depth"]
 Parametrisation = Literal["standard", "mup"]
-ScaleVerdict = Literal["constant", "growing", "vanishing", "unknown"]
+ScaleVerdict = Literal["constant", "growing", "vanishing", "shrinking", "unknown"]
+SLOPE_LIMIT = 0.25  # choice: halfway to 1/2, the smallest exponent that theory knows
 
 
 class ModuleScale(Record):
@@ -19,9 +20,10 @@ class ModuleScale(Record):
         activation: RMS over all entries of its output after the steps, one number a size.
         update: RMS of the change of that output since before the first step, on the same inputs.
         activation_slope, update_slope: least-squares slope of ln RMS against ln size; NaN where one is 0 or not finite.
-        verdict: "growing" where either slope is above 1/4; else "vanishing" where the update's is below -1/4; else
-            "constant", Θ(1). A quarter is halfway to 1/2, the smallest exponent that theory knows. An activation that
-            shrinks is no fault by itself: the readout of muP starts so. "unknown" where the update has no slope.
+        verdict: with the limit `SLOPE_LIMIT`, a choice: "growing" where either slope is above it; else "vanishing"
+            where the update's is below its negative; else "shrinking" where the activation's is, while the update is
+            Θ(1); else "constant", Θ(1). "unknown" where the update has no slope. Under muP the readout and what follows
+            it are expected to shrink: they start at width^(-1/2), and only their update is Θ(1).
     """
 
     path: str
@@ -59,6 +61,8 @@ class SweepReport(Record):
         sizes: its values, ascending.
         steps: optimiser steps, of Adam without weight decay, in eval mode, float32 or as the model is.
         lr: learning rate of the coordinate check, at the smallest size.
+        loss: what the steps lower, by name.
+        slope_limit: of the verdicts.
         seed: of initialisation and inputs.
         sweeps: standard parametrisation, and for widths muP (Yang et al. 2022, table 3 and appendix D.1).
         notes: what could not be told, such as the role of a parameter.
@@ -68,6 +72,8 @@ class SweepReport(Record):
     sizes: tuple[int, ...]
     steps: int
     lr: float
+    loss: str
+    slope_limit: float = SLOPE_LIMIT
     seed: int
     sweeps: tuple[Sweep, ...]
     notes: tuple[str, ...] = ()

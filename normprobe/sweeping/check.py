@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,11 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from normprobe.anatomy.build import read
+from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
-from normprobe.errors import SettingError
+from normprobe.capture.recorder import record
+from normprobe.errors import NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
-from normprobe.measures.loss import LossFunction
+from normprobe.measures.loss import LossFunction, training_loss_of
+from normprobe.records import Anatomy
 from normprobe.records.sweep import (
+    SLOPE_LIMIT,
     Axis,
     LearningRates,
     ModuleScale,
@@ -31,7 +37,6 @@ from normprobe.sweeping.steps import Scale, scales, slope, train
 
 Progress = Callable[[str, int, int], None]
 Factory = Callable[[int], "nn.Module | tuple[nn.Module, Inputs]"]
-_LIMIT = 0.25
 
 
 def coordinate_check(
@@ -60,7 +65,8 @@ def coordinate_check(
         steps: optimiser steps.
         lr: learning rate at the smallest width.
         lrs: learning rates whose loss after the steps is compared at every width (μTransfer, Yang et al. 2022).
-        loss: `loss(output, inputs)`; else as `probe` makes one.
+        loss: `loss(output, inputs)`; else that of `probe`, but where it takes the mean square of the first output the
+            mean squared distance from unit normal noise (`training_loss_of`). The report names it.
         seed: of initialisation and made inputs.
         progress: called as `progress(stage, done, total)`.
 
@@ -76,7 +82,9 @@ def coordinate_check(
             Sweep(parametrisation=kind, modules=runs.modules(kind, lr), rates=runs.rates(kind, lrs)) for kind in kinds
         )
     notes = tuple(dict.fromkeys(runs.notes))
-    return SweepReport(axis=axis, sizes=sizes, steps=steps, lr=lr, seed=seed, sweeps=sweeps, notes=notes)
+    return SweepReport(
+        axis=axis, sizes=sizes, steps=steps, lr=lr, loss=runs.named, seed=seed, sweeps=sweeps, notes=notes
+    )
 
 
 def _check(sizes: Sequence[int], steps: int, lrs: Sequence[float]) -> None:
@@ -104,14 +112,22 @@ class _Runs:
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
+        self.named = ""
+        self.anatomy: Anatomy | None = None
+
+    def _value(self, output: Any, inputs: Inputs) -> Tensor:
+        """The loss of one step; every model of the sweep has the same, which the Anatomy of the first one decides."""
+        value, self.named = training_loss_of(output, inputs, self.anatomy or Anatomy(), self.loss)
+        return value
 
     def modules(self, kind: Parametrisation, lr: float) -> tuple[ModuleScale, ...]:
         """One row for every module that all sizes have."""
         found: dict[int, Mapping[str, Scale]] = {}
         for done, size in enumerate(self.sizes):
             self.tell(f"coordinates, {kind}", done, len(self.sizes))
-            model, inputs, rates = self._prepared(kind, size, lr)
-            found[size] = scales(model, inputs, rates, self.steps, self.loss)
+            with self._told(size):
+                model, inputs, rates = self._prepared(kind, size, lr)
+                found[size] = scales(model, inputs, rates, self.steps, self._value)
         common = [path for path in found[self.sizes[0]] if all(path in one for one in found.values())]
         return tuple(_row(path, {size: one[path] for size, one in found.items()}) for path in common)
 
@@ -122,7 +138,8 @@ class _Runs:
         losses = []
         for done, size in enumerate(self.sizes):
             self.tell(f"learning rates, {kind}", done, len(self.sizes))
-            row = [train(*self._prepared(kind, size, lr), self.steps, self.loss) for lr in lrs]
+            with self._told(size):
+                row = [train(*self._prepared(kind, size, lr), self.steps, self._value) for lr in lrs]
             losses.append(tuple(row))
         best = tuple(lrs[row.index(min(row))] if math.isfinite(min(row)) else math.nan for row in losses)
         return LearningRates(rates=tuple(lrs), losses=tuple(losses), best=best)
@@ -143,7 +160,8 @@ class _Runs:
 
     def _built(self, size: int) -> tuple[nn.Module, Inputs]:
         torch.manual_seed(self.seed)
-        made = self.factory(size)
+        with self._told(size):
+            made = self.factory(size)
         model, inputs = made if isinstance(made, tuple) else (made, None)
         if not isinstance(model, nn.Module):
             raise SettingError(
@@ -151,7 +169,25 @@ class _Runs:
             )
         if inputs is None:
             inputs, _ = inputs_from_config(model, batch=4, seed=self.seed, tokens=32)
-        return model.eval(), inputs
+        model.eval()
+        with self._told(size):
+            if self.anatomy is None:
+                self.anatomy = _read(model, inputs)
+        return model, inputs
+
+    @contextmanager
+    def _told(self, size: int) -> Iterator[None]:
+        """What the user's own code raises, with the size at which it did."""
+        try:
+            yield
+        except NormprobeError:
+            raise
+        except Exception as error:
+            raise SettingError(
+                f"the model of size {size} does not run",
+                expected="a factory whose model and inputs fit each other at every size",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
 
     def _note(self, found: Mapping[str, Place]) -> None:
         for name, place in found.items():
@@ -159,6 +195,11 @@ class _Runs:
                 self.notes.append(f"{name}: {place.why}; as muP asks, its logits were multiplied by base/width here")
             elif place.role == "unknown":
                 self.notes.append(f"{name}: role unknown ({place.why}); its learning rate is left as it is")
+
+
+def _read(model: nn.Module, inputs: Inputs) -> Anatomy:
+    with valueless_experts(model):
+        return read(model, record(model, inputs)).anatomy
 
 
 def _multiply(model: nn.Module, found: Mapping[str, Place]) -> None:
@@ -189,6 +230,8 @@ def _row(path: str, found: Mapping[int, Scale]) -> ModuleScale:
 def _verdict(activation: float, update: float) -> ScaleVerdict:
     if math.isnan(update):
         return "unknown"
-    if max(activation, update) > _LIMIT:
+    if max(activation, update) > SLOPE_LIMIT:
         return "growing"
-    return "vanishing" if update < -_LIMIT else "constant"
+    if update < -SLOPE_LIMIT:
+        return "vanishing"
+    return "shrinking" if activation < -SLOPE_LIMIT else "constant"

@@ -13,9 +13,7 @@ from torch.utils import _pytree as pytree
 
 from normprobe import stats
 from normprobe.capture.invoke import Inputs, invoke
-from normprobe.measures.finite import floats
-from normprobe.measures.loss import MEAN_SQUARE, LossFunction, loss_of
-from normprobe.records import Anatomy
+from normprobe.measures.loss import LossFunction as Loss
 
 
 class Scale(NamedTuple):
@@ -25,9 +23,7 @@ class Scale(NamedTuple):
     update: float
 
 
-def scales(
-    model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: LossFunction | None
-) -> dict[str, Scale]:
+def scales(model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: Loss) -> dict[str, Scale]:
     """Train `model` in place for some steps; the scale of every module's output."""
     before = outputs(model, inputs)
     train(model, inputs, groups, steps, loss)
@@ -39,32 +35,19 @@ def scales(
     }
 
 
-def train(
-    model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: LossFunction | None
-) -> float:
+def train(model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: Loss) -> float:
     """The loss after some steps of Adam; infinite where it is not finite."""
     optimizer = torch.optim.Adam(groups)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            value = loss_value(invoke(model, inputs), inputs, loss)
+            value = loss(invoke(model, inputs), inputs)
             value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     with torch.enable_grad():
-        value = loss_value(invoke(model, inputs), inputs, loss)
+        value = loss(invoke(model, inputs), inputs)
     final = float(value.detach())
     return final if math.isfinite(final) else math.inf
-
-
-def loss_value(output: Any, inputs: Inputs, loss: LossFunction | None) -> Tensor:
-    """The loss that `loss_of` makes; where that would be the mean square of an output, its mean squared distance from
-    unit normal noise, the same at every step: a target of zero would be met by a vanishing output."""
-    value, name = loss_of(output, inputs, Anatomy(), loss)
-    if name != MEAN_SQUARE:
-        return value
-    found = next(t for t in floats(output) if t.requires_grad and t.numel())
-    noise = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)).to(found.device)
-    return (stats.widen(found) - noise).square().mean()
 
 
 def outputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:

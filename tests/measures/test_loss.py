@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from normprobe import probe
 from normprobe.errors import InputError
 from normprobe.measures.loss import loss_of
 from normprobe.records import Anatomy
+from tests.measures.models import anatomy_of, t5
+from tests.models import bert, gpt2
 
 IDS = torch.tensor([[0, 2, 1]])
 
@@ -44,3 +48,23 @@ def test_mean_square_of_what_a_dataclass_holds() -> None:
 def test_nothing_to_differentiate() -> None:
     with pytest.raises(InputError, match="no output of the model depends on a parameter"):
         loss_of(Output(torch.ones(2)), (), Anatomy(), None)
+
+
+def test_a_model_that_sees_the_next_token_is_asked_for_each_token_itself() -> None:
+    for (model, inputs), expected in (
+        (bert(), "cross-entropy of every token itself"),
+        (gpt2(), "cross-entropy of the next token"),
+    ):
+        found = probe(model, inputs, level="backward").gradients
+        assert found.loss.startswith(expected)
+        with torch.no_grad():
+            logits, ids = model(**inputs).logits, inputs["input_ids"]
+        ahead = 0 if "itself" in expected else 1
+        value = F.cross_entropy(logits[:, : ids.shape[1] - ahead].flatten(0, 1), ids[:, ahead:].flatten())
+        assert found.value == pytest.approx(float(value), rel=1e-5)
+
+
+def test_an_encoder_before_a_causal_decoder_does_not_count() -> None:
+    case = t5()
+    assert not next(site.causal for site in anatomy_of(case.model, case.inputs).attention)
+    assert probe(case.model, case.inputs, level="backward").gradients.loss == "cross-entropy of the next token"

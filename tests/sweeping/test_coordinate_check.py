@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 import normprobe
 from normprobe.cli.commands import app
 from normprobe.errors import SettingError
+from normprobe.sweeping.check import _row
 from normprobe.sweeping.fields import sizing
-from normprobe.sweeping.steps import slope, train
+from normprobe.sweeping.steps import Scale, slope, train
 from tests.models import SMALL
 
 WIDTHS = (64, 128, 256, 512)
@@ -65,7 +66,13 @@ def test_the_slope_is_exact_on_a_power_law() -> None:
 def test_one_step_of_adam_moves_every_weight_by_the_rate() -> None:
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    train(model, torch.randn(5, 3), [{"params": list(model.parameters()), "lr": 0.01}], 1, None)
+    train(
+        model,
+        torch.randn(5, 3),
+        [{"params": list(model.parameters()), "lr": 0.01}],
+        1,
+        lambda output, inputs: output.square().mean(),
+    )
     assert (model.weight - before).abs().detach() == pytest.approx(0.01, rel=1e-4)
 
 
@@ -89,6 +96,59 @@ def test_a_loss_of_ones_own_and_the_random_state() -> None:
     normprobe.coordinate_check(mlp, [8, 16], loss=loss, steps=1)
     assert seen
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Reader(nn.Module):
+    """Logits of token ids, without a configuration or a name that says so."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table, self.readout = nn.Embedding(11, width), nn.Linear(width, 11, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.readout(self.table(ids))
+
+
+def test_the_loss_is_that_of_probe_and_is_named(tmp_path: Path) -> None:
+    ids = torch.randint(0, 11, (2, 6))
+    probed = normprobe.probe(Reader(8), ids, level="backward").gradients
+    swept = normprobe.coordinate_check(lambda width: (Reader(width), ids), [8, 16], steps=1)
+    assert swept.loss == probed.loss == "cross-entropy of the next token"
+    assert normprobe.coordinate_check(mlp, [8, 16], steps=1).loss == (
+        "mean squared distance of the first output from unit normal noise"
+    )
+    (tmp_path / "net.py").write_text(
+        "from torch import nn, randn\n\ndef build(width):\n    return nn.Linear(3, width), randn(4, 3)\n"
+    )
+    arguments = ["sweep", f"{tmp_path / 'net.py'}:build", "--widths", "4,8"]
+    text = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).stdout
+    assert "loss: mean squared distance" in text
+    assert "both slopes within ±0.25, a choice" in text
+    assert "expected under muP" in text
+
+
+def test_help_names_no_option_that_sweep_lacks() -> None:
+    help = CliRunner().invoke(app, ["sweep", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    assert "--widths" in help
+    assert "--config-only" not in help
+
+
+def test_the_size_that_does_not_run_is_named() -> None:
+    def odd(width: int) -> tuple[nn.Module, Tensor]:
+        return nn.Linear(8, width), torch.randn(2, 8 if width < 10 else 9)
+
+    with pytest.raises(SettingError, match="the model of size 16 does not run") as raised:
+        normprobe.coordinate_check(odd, [4, 16])
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("activation", "update", "verdict"),
+    [(-0.5, 0.0, "shrinking"), (-0.5, -0.5, "vanishing"), (0.0, 0.3, "growing"), (0.24, -0.24, "constant")],
+)
+def test_an_output_that_shrinks_alone_is_told_apart(activation: float, update: float, verdict: str) -> None:
+    found = {n: Scale(float(n) ** activation, float(n) ** update) for n in (8, 64)}
+    assert _row("a", found).verdict == verdict
 
 
 def test_depths_have_no_mup() -> None:
@@ -278,7 +338,9 @@ def test_a_language_model_needs_no_inputs() -> None:
 
     standard, mup = normprobe.coordinate_check(model, [32, 64, 128], steps=3).sweeps
     assert {row.path: row.verdict for row in standard.modules}["model.layers.0.mlp.down_proj"] == "growing"
-    assert {row.verdict for row in mup.modules if row.path != "model.rotary_emb"} == {"constant"}
+    verdicts = {row.path: row.verdict for row in mup.modules if row.path != "model.rotary_emb"}
+    assert {path for path, verdict in verdicts.items() if verdict == "shrinking"} == {".", "lm_head"}
+    assert set(verdicts.values()) == {"constant", "shrinking"}
     roles = {name: g["role"] for g in normprobe.parameter_groups(model(64), 0.1, model(32)) for name in g["names"]}
     assert roles["model.embed_tokens.weight"] == "input"
     assert roles["lm_head.weight"] == "readout"
