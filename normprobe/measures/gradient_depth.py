@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from normprobe import theory
+from normprobe import stats, theory
 from normprobe.records import BranchGradient, GradientLaw, KindGradients, Stream, StreamMeasure
 
 
@@ -25,7 +25,7 @@ def by_depth(
     *,
     untrained: bool = False,
 ) -> dict[str, Any]:
-    """The fields `stream`, `kinds`, `last_to_first`, `slope` and `expected` of a `GradientMeasure`.
+    """The fields `stream`, `kinds`, `last_to_first`, `slope`, `interval` and `expected` of a `GradientMeasure`.
 
     Args:
         streams: the one with most branches is taken.
@@ -42,20 +42,26 @@ def by_depth(
         if one.stream == longest.name and one.parameters:
             add = longest.branches[one.branch].add
             found.setdefault(one.kind, []).append(_At(writes.index(add), one.parameter_norm))
-    slope, spans = _slope(found), {kind: ats[-1].write - ats[0].write for kind, ats in found.items() if len(ats) > 1}
+    spans = {kind: ats[-1].write - ats[0].write for kind, ats in found.items() if len(ats) > 1}
+    slope, interval = _slope(found)
     law = _law(longest, residual, list(spans.values())) if untrained and not math.isnan(slope) else None
-    kinds = tuple(
-        KindGradients(
+    kinds = tuple(_kinds(found, spans, law))
+    ratio = _geometric_mean([kind.last_to_first for kind in kinds if kind.branches > 1])
+    fit = {"last_to_first": ratio, "slope": slope, "interval": interval}
+    return {"stream": longest.name, "kinds": kinds, **fit, "expected": law}
+
+
+def _kinds(
+    found: Mapping[str, Sequence[_At]], spans: Mapping[str, int], law: GradientLaw | None
+) -> Iterator[KindGradients]:
+    for kind, ats in found.items():
+        yield KindGradients(
             kind=kind,
             branches=len(ats),
             span=spans.get(kind, 0),
             last_to_first=ats[-1].norm / ats[0].norm if kind in spans and ats[0].norm else math.nan,
             expected=None if law is None or kind not in spans else math.exp(law.slope * spans[kind]),
         )
-        for kind, ats in found.items()
-    )
-    ratio = _geometric_mean([kind.last_to_first for kind in kinds if kind.branches > 1])
-    return {"stream": longest.name, "kinds": kinds, "last_to_first": ratio, "slope": slope, "expected": law}
 
 
 def _geometric_mean(ratios: Sequence[float]) -> float:
@@ -65,21 +71,28 @@ def _geometric_mean(ratios: Sequence[float]) -> float:
     return math.prod(math.pow(ratio, 1 / len(ratios)) for ratio in ratios)
 
 
-def _slope(found: Mapping[str, Sequence[_At]]) -> float:
-    """Least squares of ln norm against the write, with one slope and a level for each kind.
+def _slope(found: Mapping[str, Sequence[_At]]) -> tuple[float, tuple[float, float] | None]:
+    """Least squares of ln norm against the write, with one slope and a level for each kind; and its 95 % interval.
 
-    With the means of every kind taken off, Σ (x − x̄)(y − ȳ) / Σ (x − x̄)² over all kinds.
+    With the means of every kind taken off, b = Σ (x − x̄)(y − ȳ) / Σ (x − x̄)² over all kinds. The interval is by
+    Student's t, with a degree of freedom less for each kind and one for the slope.
     """
     if not all(math.isfinite(at.norm) and at.norm > 0 for ats in found.values() for at in ats):
-        return math.nan
-    above, below = [], []
+        return math.nan, None
+    points: list[tuple[float, float]] = []
     for ats in found.values():
         middle = statistics.fmean(at.write for at in ats)
         mean = statistics.fmean(math.log(at.norm) for at in ats)
-        above += [(at.write - middle) * (math.log(at.norm) - mean) for at in ats]
-        below += [(at.write - middle) ** 2 for at in ats]
-    spread = math.fsum(below)
-    return math.fsum(above) / spread if spread else math.nan
+        points += [(at.write - middle, math.log(at.norm) - mean) for at in ats]
+    spread, freedom = math.fsum(x * x for x, _ in points), len(points) - len(found) - 1
+    if not spread:
+        return math.nan, None
+    slope = math.fsum(x * y for x, y in points) / spread
+    if freedom < 1:
+        return slope, None
+    rest = math.fsum((y - slope * x) ** 2 for x, y in points)
+    half = stats.student_t(0.95, freedom) * math.sqrt(rest / freedom / spread)
+    return slope, (slope - half, slope + half)
 
 
 def _law(stream: Stream, residual: Sequence[StreamMeasure], spans: Sequence[int]) -> GradientLaw | None:

@@ -25,9 +25,9 @@ from normprobe.measures.trunk import Trunk
 from normprobe.records import (
     Anatomy,
     Basis,
-    Branch,
     BranchGradient,
     GradientMeasure,
+    LayerGradient,
     OpSite,
     Skipped,
     Stream,
@@ -72,8 +72,7 @@ def measure_gradients(
     why = differentiable(model)
     if why is not None:
         return None, (Skipped(what="gradients", why=why),)
-    padding = padding_masks(inputs)
-    sites = {branch.add: _Edge(branch, padding) for stream in anatomy.streams for branch in stream.branches}
+    sites, layers = _places(anatomy, padding_masks(inputs))
     try:
         with untouched(model), stand_ins(model) as leaves:
             with differentiated("model"):
@@ -86,9 +85,25 @@ def measure_gradients(
         return None, (Skipped(what="gradients", why=str(reason)),)
     measure = _measure(value, name, gradients, anatomy, lr)
     more = by_depth(anatomy.streams, measure.branches, residual, untrained=untrained)
+    more["layers"] = tuple(_layers(layers, sites, gradients))
     if gradients.broken:
         more["first_non_finite"] = first_broken_gradient(model, inputs, anatomy, loss)
     return measure.model_copy(update=more), tuple(_skips(sites, watched))
+
+
+def _places(anatomy: Anatomy, padding: Sequence[Tensor]) -> tuple[dict[OpSite, _Edge], dict[OpSite, str]]:
+    """The adds of all streams, or the products of a model without a stream; and the weights of these."""
+    sites = {branch.add: _Edge(branch.feature_axis, padding) for s in anatomy.streams for branch in s.branches}
+    layers = {} if anatomy.streams else {weight.site: weight.parameter for weight in anatomy.weights}
+    return sites | {site: _Edge(None, padding) for site in layers}, layers
+
+
+def _layers(
+    layers: Mapping[OpSite, str], sites: Mapping[OpSite, _Edge], gradients: _Gradients
+) -> Iterator[LayerGradient]:
+    for site, name in layers.items():
+        if site in gradients.rms:
+            yield LayerGradient(parameter=name, output_norm=gradients.rms[site] * math.sqrt(sites[site].count))
 
 
 def _measure(value: Tensor, name: str, gradients: _Gradients, anatomy: Anatomy, lr: float | None) -> GradientMeasure:
@@ -109,8 +124,9 @@ def _measure(value: Tensor, name: str, gradients: _Gradients, anatomy: Anatomy, 
 class _Edge(Handler):
     """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on."""
 
-    def __init__(self, branch: Branch, padding: Sequence[Tensor]) -> None:
-        self.trunk = None if branch.feature_axis is None else Trunk(branch.feature_axis, padding)
+    def __init__(self, feature_axis: int | None, padding: Sequence[Tensor]) -> None:
+        self.trunk = None if feature_axis is None else Trunk(feature_axis, padding)
+        self.count = 0
         self.output: Tensor | None = None
         self.edge: GradientEdge | None = None
 
@@ -128,7 +144,7 @@ class _Edge(Handler):
         """Keep its place in the graph and let go of the tensor."""
         output, self.output = self.output, None
         if output is not None and output.requires_grad:
-            self.edge = get_gradient_edge(output)
+            self.edge, self.count = get_gradient_edge(output), output.numel()
 
 
 def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]:

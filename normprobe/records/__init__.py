@@ -16,7 +16,7 @@ from normprobe.records.anatomy import (
 )
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
-from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMeasure, KindGradients
+from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMeasure, KindGradients, LayerGradient
 from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.measurements import (
     AttentionMeasure,
@@ -69,6 +69,7 @@ __all__ = [
     "Headroom",
     "HeadRows",
     "Ignored",
+    "LayerGradient",
     "Initialisation",
     "KindGradients",
     "Level",

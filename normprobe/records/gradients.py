@@ -66,15 +66,24 @@ class BranchGradient(Record):
     adam_ratio: float | None = None
 
 
+class LayerGradient(Record):
+    """Gradient by the output of the product with one weight, over all its entries: `output_norm` is its L2 norm."""
+
+    parameter: str
+    output_norm: float
+
+
 class GradientMeasure(Record):
     """Gradients of `loss` by depth.
 
     Attributes:
-        stream: the stream with most branches, which the next four are of; None where there is none.
+        stream: the stream with most branches, which the next five are of; None where there is none.
         kinds: its branches with parameters, by kind.
         last_to_first: geometric mean of the ratios of its kinds that have two branches or more; NaN where none has.
         slope: of ln norm, a write: least squares with one slope for all kinds and a level for each. NaN where no kind
             has two branches at different writes, or a norm is 0 or not finite.
+        interval: the 95 % interval of the slope; None where there is no slope, or no branch more than it takes.
+        layers: of a model without a stream, in order of first use.
         expected: the closed form for its placement; None where there is none, there is no slope, or the weights were
             not found to be those of an initialisation.
         lr: the learning rate that was given.
@@ -90,6 +99,8 @@ class GradientMeasure(Record):
     kinds: tuple[KindGradients, ...] = ()
     last_to_first: float
     slope: float
+    interval: tuple[float, float] | None = None
+    layers: tuple[LayerGradient, ...] = ()
     expected: GradientLaw | None = None
     lr: float | None = None
     first_non_finite: NonFinite | None = None

@@ -17,6 +17,7 @@ from normprobe.records import (
     Head,
     HeadLogits,
     Initialisation,
+    KindGradients,
     Margins,
     MassiveActivation,
     Measurements,
@@ -209,8 +210,10 @@ def massive(ratio: float, channel: int = 5, position: int = 0) -> MassiveActivat
     return MassiveActivation(channel=channel, position=position, value=-800.0, ratio=ratio, share=0.9, first=0, last=1)
 
 
-def gradients(norm_: float = 1.0, value: float = 2.0) -> GradientMeasure:
-    """Gradients of two branches."""
+def gradients(
+    norm_: float = 1.0, value: float = 2.0, sizes: tuple[float, ...] = (0.1, 0.1), **more: Any
+) -> GradientMeasure:
+    """Gradients of two branches with parameter gradients of one norm, the stream's of these sizes."""
     rows = tuple(
         BranchGradient(
             stream="blocks",
@@ -218,13 +221,27 @@ def gradients(norm_: float = 1.0, value: float = 2.0) -> GradientMeasure:
             path=f"blocks.{index}",
             kind="mlp",
             parameter_norm=norm_,
-            activation_rms=0.1,
+            activation_rms=size,
             parameters=100,
         )
-        for index in range(2)
+        for index, size in enumerate(sizes)
     )
-    basis = Basis(unit="1", dtype="float32", count=16)
-    return GradientMeasure(loss="cross entropy", value=value, basis=basis, branches=rows, last_to_first=1.0, slope=0.0)
+    facts: dict[str, Any] = {
+        "loss": "cross entropy",
+        "basis": Basis(unit="1", dtype="float32", count=16),
+        "branches": rows,
+        "stream": "blocks",
+        "last_to_first": 1.0,
+        "slope": 0.0,
+    }
+    return GradientMeasure(value=value, **facts | more)
+
+
+def sloping(slope: float = -1.0, half: float = 0.2, count: int = 9, **more: Any) -> GradientMeasure:
+    """Gradients whose parameters' norms follow a line through `count` branches, those of the stream being equal."""
+    kinds = (KindGradients(kind="mlp", branches=count, span=count - 1, last_to_first=1.0),)
+    line = {"slope": slope, "interval": (slope - half, slope + half), "kinds": kinds}
+    return gradients(sizes=(0.1,) * count, **line, **more)
 
 
 def kept(**more: Any) -> KeptStatistics:
@@ -283,7 +300,7 @@ def document(
     streams: tuple[Stream, ...] | None = None,
     attention: tuple[AttentionSite, ...] | None = None,
     dtype: str = "float32",
-    level: Any = "forward",
+    level: Any = "backward",
     **measured: Any,
 ) -> ReportData:
     """A healthy document, with the given parts in place of its own."""
@@ -294,6 +311,7 @@ def document(
         "residual": (residual(),),
         "attention": (logits(3.0, 4.0),),
         "output_finite": True,
+        "gradients": gradients(),
     }
     return ReportData(
         target=Target(name="tiny", dtype=dtype),

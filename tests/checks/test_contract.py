@@ -35,6 +35,9 @@ NAMES = {
     "NP307": "lost-in-rounding",
     "NP308": "collapsing-tokens",
     "NP401": "unresolved-logits",
+    "NP501": "gradient-imbalance",
+    "NP502": "vanishing-gradient",
+    "NP503": "exploding-gradient",
     "NP504": "non-finite",
     "NP701": "train-eval-gap",
     "NP702": "small-batch",
@@ -74,6 +77,9 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP401": lambda: b.document(attention=(b.site(),)).model_copy(
         update={"measurements": Measurements(attention=(b.logits(3.0, 71.0),), output_finite=True)}
     ),
+    "NP501": lambda: b.document(gradients=b.sloping()),
+    "NP502": lambda: b.document(gradients=b.gradients(sizes=(1e-5, 0.1))),
+    "NP503": lambda: b.document(gradients=b.gradients(sizes=(200.0, 0.1))),
     "NP504": lambda: b.document(output_finite=False),
     "NP701": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(), train_eval_gap=0.9)),
     "NP702": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(count=1, training=True), training=True)),
@@ -205,4 +211,5 @@ def test_an_infinite_stream_has_no_headroom(value: float) -> None:
 def test_a_check_of_the_signal_says_that_the_level_is_too_low(check: Check) -> None:
     (skipped,) = check.run(FAULTS[check.code]().model_copy(update={"level": "structure"}))
     assert isinstance(skipped, Skipped)
-    assert "needs a measured forward pass" in skipped.why
+    needed = "gradients" if "backward" in check.needs.words() else "a measured forward pass"
+    assert f"needs {needed}" in skipped.why

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normprobe import probe
+from normprobe import probe, stats
 from normprobe.capture.invoke import invoke
 from normprobe.errors import InputError, SettingError
 from normprobe.measures.gradient_depth import by_depth
@@ -475,3 +476,34 @@ def test_the_gradient_at_an_add_leaves_padding_out() -> None:
     last_of_layer = [one for one in found.branches if one.kind == "mlp"]
     for branch, gradient in zip(last_of_layer, torch.autograd.grad(loss, states), strict=True):
         assert branch.activation_rms == pytest.approx(float(gradient[mask == 1].square().mean().sqrt()), rel=1e-4)
+
+
+def test_the_interval_of_the_slope_is_that_of_the_line_through_the_branches() -> None:
+    """One kind: held against numpy's covariance of a fit through the logarithms."""
+    numpy = pytest.importorskip("numpy")
+    torch.manual_seed(0)
+    model = Adds(torch.randn(7, 16))
+    for block in model.blocks:
+        nn.init.normal_(block.linear.weight, std=0.3)
+    found = measured(model, torch.randn(2, 3, 16))
+    logs = numpy.log([b.parameter_norm for b in found.branches])
+    (slope, _), covariance = numpy.polyfit(range(7), logs, 1, cov=True)
+    half = stats.student_t(0.95, 5) * math.sqrt(covariance[0, 0])
+    assert found.slope == pytest.approx(slope)
+    assert found.interval == pytest.approx((slope - half, slope + half))
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.0, 2.0])
+def test_gradients_by_the_outputs_of_layers_without_a_stream(gain: float) -> None:
+    """Layers with orthogonal rows and a gain carry the norm of a gradient back by that gain each, whatever the
+    widths."""
+    widths = itertools.pairwise((16, 14, 11, 9, 7, 5))
+    model = nn.Sequential(*(nn.Linear(inside, outside, bias=False) for inside, outside in widths))
+    for layer in model:
+        nn.init.orthogonal_(layer.weight, gain)
+    found = measured(model, torch.randn(3, 16), lambda output, inputs: square(output))
+    assert [layer.parameter for layer in found.layers] == [f"{i}.weight" for i in range(5)]
+    sizes = [layer.output_norm for layer in found.layers]
+    assert [a / b for a, b in itertools.pairwise(sizes)] == pytest.approx([gain] * 4, rel=1e-4)
+    case = gpt2()
+    assert measured(case.model, case.inputs).layers == ()

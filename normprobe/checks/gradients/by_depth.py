@@ -1,0 +1,60 @@
+"""What the checks of gradients by depth share: how far a gradient goes up or down on its way from the last write, or
+layer, back to the first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from normprobe.checks.base import Needs
+from normprobe.records import GradientMeasure, ReportData, Severity
+
+NEEDS = Needs.STRUCTURE | Needs.FORWARD | Needs.BACKWARD
+FAR = 1e3  # how far the gradient may go before it counts as vanishing or exploding
+SOURCE = "choice: a thousandfold between two ends of a model, which one learning rate and clip seldom serve"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A gradient on its way back: `first` reaches the first place, `last` leaves the last one; `count` places."""
+
+    first: float
+    last: float
+    path: str
+    end: str
+    count: int
+    what: str
+
+    @property
+    def ratio(self) -> float:
+        """First over last; below 1 it has fallen on its way back."""
+        return self.first / self.last
+
+
+def way_back(gradients: GradientMeasure) -> Way | None:
+    """Along the stream with most branches, else through the layers of a model without a stream; None where nothing
+    reached both ends, or what did is not finite (which NP504 tells)."""
+    rows = [(b.path, b.activation_rms) for b in gradients.branches if b.stream == gradients.stream]
+    what = "at the adds of the stream"
+    if not rows:
+        rows = [(layer.parameter, layer.output_norm) for layer in gradients.layers]
+        what = "by the outputs of the layers"
+    rows = [(path, size) for path, size in rows if not math.isnan(size)]
+    if len(rows) < 2 or not all(math.isfinite(size) for _, size in rows) or not rows[-1][1] > 0:
+        return None
+    (path, first), (end, last) = rows[0], rows[-1]
+    return Way(first, last, path, end, len(rows), what)
+
+
+def unjudged(data: ReportData) -> str:
+    """Why no gradient by depth is there to judge; empty where one is."""
+    gradients = data.measurements.gradients
+    if gradients is None:
+        return "no gradients were measured"
+    return "" if way_back(gradients) is not None else "no finite gradient reached two places of a stream or layers"
+
+
+def severity(data: ReportData) -> Severity:
+    """A warning; of a model that was trained a note, as it has shown that it learns."""
+    init = data.measurements.init
+    return Severity.NOTE if init is not None and init.trained else Severity.WARNING

@@ -1,0 +1,92 @@
+"""NP501."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Outcome, Unit, limit, number
+from normprobe.checks.gradients.by_depth import FAR, NEEDS, severity, unjudged, way_back
+from normprobe.records import Finding, GradientMeasure, ReportData, Severity
+
+
+@final
+@dataclass(frozen=True)
+class GradientImbalance(Check):
+    """Gradients of the parameters differ much between the first and the last blocks.
+
+    ## What it measures
+
+    A least-squares line through the logarithm of each branch's parameter gradient (L2 norm), by depth, with one
+    slope and a level for each kind of branch: the ratio of its ends, e to the slope times the writes that the
+    kinds span. It is a finding where that exceeds
+    the limit in either direction and the 95 % interval of the slope does not hold 0. The closed form for the
+    placement stands beside it: a constant for Pre-LN, a slope of ½ ln(1 + r²) a branch for Post-LN with branches
+    of RMS r. Where the gradient itself vanishes or explodes on its way, NP502 or NP503 say so instead.
+
+    ## Why it matters
+
+    One learning rate has to serve all blocks. With Post-LN the gradients near the output are large at the start,
+    which is why it needs warm-up; where they are large near the input, the stream has grown so much that later
+    blocks hardly matter.
+
+    ## What to do
+
+    Pre-norm, DeepNorm or Admin for Post-LN; writers scaled by 1/√N (NP602); Adam with warm-up evens out a part.
+
+    ## When to ignore it
+
+    In a trained model, where it is a note: an optimum has small gradients everywhere, and their ratio says
+    little.
+
+    ## References
+
+    Xiong et al. 2020 (On Layer Normalization in the Transformer Architecture), theorem 1 and sec. 3; Liu et al.
+    2020 (Admin), sec. 3; Wang et al. 2022 (DeepNet), sec. 3.
+    """
+
+    code, name, severity, since = "NP501", "gradient-imbalance", Severity.WARNING, "0.2.0"
+    needs = NEEDS
+
+    max_ratio: float = limit(
+        30.0, unit=Unit.RATIO, source="choice: twice the largest, 14, of standard models of 12 to 24 blocks at init"
+    )
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding where the line through the gradients is too steep."""
+        gradients = data.measurements.gradients
+        if gradients is None or (not gradients.branches and not gradients.layers):
+            yield self.skip(unjudged(data))
+            return
+        interval, span = gradients.interval, max((kind.span for kind in gradients.kinds), default=0)
+        if interval is None or interval[0] <= 0 <= interval[1]:
+            return
+        way = way_back(gradients)
+        if way is not None and self.exceeds(way.ratio, FAR, least=1 / FAR):
+            return
+        ratio = math.exp(abs(gradients.slope) * span)
+        if self.exceeds(ratio, self.max_ratio):
+            yield self._found(gradients, interval, span, ratio, severity(data))
+
+    def _found(
+        self,
+        gradients: GradientMeasure,
+        interval: tuple[float, float],
+        span: int,
+        ratio: float,
+        severity: Severity,
+    ) -> Finding:
+        rising = gradients.slope > 0
+        norms = [b for b in gradients.branches if b.stream == gradients.stream and b.parameters]
+        sure = f"slope {number(gradients.slope)}, 95 % between {number(interval[0])} and {number(interval[1])}"
+        law = gradients.expected
+        form = "" if law is None else f"; the closed form for this placement has the slope {number(law.slope)}"
+        return self.finding(
+            norms[-1 if rising else 0].path,
+            f"gradients of the {'last' if rising else 'first'} branches are {number(ratio)} times larger, by a line "
+            f"over {span} writes ({sure}){form}",
+            value=ratio,
+            against="max_ratio",
+            severity=severity,
+        )

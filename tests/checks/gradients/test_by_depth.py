@@ -1,0 +1,133 @@
+"""The checks of gradients by depth: NP501, NP502, NP503, on records and on small models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe import probe
+from normprobe.checks import find, run
+from normprobe.records import Finding, GradientLaw, GradientMeasure, Skipped
+from normprobe.records.gradients import LayerGradient
+from normprobe.records.init import Initialisation
+from tests.checks import builders as b
+
+ALL = ("NP501", "NP502", "NP503")
+
+
+def judge(code: str, found: GradientMeasure | None, **more: Any) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:
+    return run(b.document(gradients=found, **more), [find(code)])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_np501_has_its_limit_in_both_directions(sign: int) -> None:
+    """Five branches: the ends of the line are four slopes apart."""
+    at = math.log(30) / 4
+    assert judge("NP501", b.sloping(sign * at * 0.999, 0.01, 5)) == ((), ())
+    (found,), _ = judge("NP501", b.sloping(sign * at * 1.001, 0.01, 5))
+    assert found.value == pytest.approx(30, rel=0.01)
+    assert found.where == ("blocks.4" if sign > 0 else "blocks.0")
+    assert f"gradients of the {'last' if sign > 0 else 'first'} branches" in found.message
+
+
+def test_np501_needs_to_be_sure_of_the_slope() -> None:
+    assert judge("NP501", b.sloping(2.0, 2.1)) == ((), ())
+    assert [f.code for f in judge("NP501", b.sloping(2.0, 1.9))[0]] == ["NP501"]
+    assert judge("NP501", b.gradients(slope=9.0)) == ((), ())  # two branches: no interval
+
+
+def test_np501_states_the_closed_form_and_leaves_the_far_ends_to_others() -> None:
+    law = GradientLaw(slope=0.0, last_to_first=1.0, branch_rms=1.0, source="Xiong et al. 2020, sec. 3")
+    (found,), _ = judge("NP501", b.sloping(-2.0, 0.1, expected=law))
+    assert found.message.endswith("the closed form for this placement has the slope 0")
+    lost = b.gradients(sizes=(1e-9, 0.1, 0.1), slope=9.0, interval=(8.0, 10.0))
+    assert judge("NP501", lost) == ((), ())
+    assert [f.code for f in judge("NP502", lost)[0]] == ["NP502"]
+
+
+@pytest.mark.parametrize(("code", "at"), [("NP502", 1e-3), ("NP503", 1e3)])
+def test_np502_and_np503_have_their_limits(code: str, at: float) -> None:
+    beyond = at * (0.999 if at < 1 else 1.001)
+    assert judge(code, b.gradients(sizes=(at, 0.5, 1.0))) == ((), ())
+    (found,), _ = judge(code, b.gradients(sizes=(beyond, 0.5, 1.0)))
+    assert (found.where, found.value) == ("blocks.0", pytest.approx(beyond))
+    assert "blocks.2, 3 places away" in found.message
+    layers = tuple(LayerGradient(parameter=f"{i}.weight", output_norm=x) for i, x in enumerate((beyond, 1.0)))
+    (found,), _ = judge(code, b.gradients(sizes=(), stream=None, layers=layers))
+    assert (found.where, "by the outputs of the layers" in found.message) == ("0.weight", True)
+
+
+@pytest.mark.parametrize(("trained", "severity"), [(True, "note"), (False, "warning"), (None, "warning")])
+def test_a_model_that_was_trained_gets_notes(trained: bool | None, severity: str) -> None:
+    init = Initialisation(trained=trained, evidence=(), writes=(), roles=(), weights=())
+    for code, found in (
+        ("NP501", b.sloping(-2.0, 0.1)),
+        ("NP502", b.gradients(sizes=(1e-5, 0.1))),
+        ("NP503", b.gradients(sizes=(900.0, 0.1))),
+    ):
+        assert [f.severity.value for f in judge(code, found, init=init)[0]] == [severity]
+
+
+@pytest.mark.parametrize("code", ["NP502", "NP503"])
+@pytest.mark.parametrize("sizes", [(math.nan, 0.1), (math.inf, 0.1), (0.1, math.inf), (0.1, 0.0), (0.1,)])
+def test_what_cannot_be_compared_is_skipped(code: str, sizes: tuple[float, ...]) -> None:
+    """NP504 tells of what is not finite."""
+    found, skipped = judge(code, b.gradients(sizes=sizes))
+    assert found == ()
+    assert [row.why for row in skipped] == ["no finite gradient reached two places of a stream or layers"]
+    assert [row.why for row in judge(code, None)[1]] == ["no gradients were measured"]
+
+
+class Stack(nn.Module):
+    """Blocks of one linear branch each: pre-norm, post-norm or without norms, with a gain on every branch."""
+
+    def __init__(self, blocks: int, placement: str, gain: float, skip: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.post, self.skip = placement == "post", skip
+        self.norms = nn.ModuleList(nn.Identity() if placement == "none" else nn.LayerNorm(32) for _ in range(blocks))
+        self.maps = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(blocks))
+        for linear in self.maps:
+            nn.init.normal_(linear.weight, std=gain / math.sqrt(32))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, linear in zip(self.norms, self.maps, strict=True):
+            x = norm(self.skip * x + linear(x)) if self.post else self.skip * x + linear(norm(x))
+        return self.head(x if self.post else self.norm(x))
+
+
+def plain(gain: float, layers: int, function: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    rows: list[nn.Module] = []
+    for _ in range(layers):
+        rows += [nn.Linear(64, 64), function()]
+        nn.init.normal_(rows[-2].weight, std=gain / 8)
+    return nn.Sequential(*rows, nn.Linear(64, 8))
+
+
+def codes(model: nn.Module, width: int) -> list[str]:
+    x = torch.randn(4, 6, width, generator=torch.Generator().manual_seed(1))
+    return [f.code for f in probe(model, x, level="backward").findings if f.code in ALL]
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "expected"),
+    [
+        (lambda: Stack(24, "pre", 1.0), 32, []),
+        (lambda: Stack(24, "post", 0.1), 32, []),
+        (lambda: plain(math.sqrt(2), 12, nn.ReLU), 64, []),
+        (lambda: plain(1.0, 12, nn.Identity), 64, []),
+        (lambda: Stack(24, "none", 0.1, skip=0.5), 32, ["NP502"]),
+        (lambda: plain(1.0, 10, nn.Sigmoid), 64, ["NP502"]),
+        (lambda: plain(0.4, 12, nn.Identity), 64, ["NP502"]),
+        (lambda: plain(3.0, 12, nn.Identity), 64, ["NP503"]),
+        (lambda: Stack(24, "pre", 1.0, skip=1.5), 32, ["NP503"]),
+    ],
+)
+def test_small_models(model: Any, width: int, expected: list[str]) -> None:
+    assert codes(model(), width) == expected
