@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import InputError
@@ -40,7 +41,19 @@ def shared_inputs(
         values, said = within_vocabularies(values, a, b)
         notes += said
     of_a, of_b = (_called(model, values, name, notes) for model, name in ((a, "A"), (b, "B")))
-    return of_a, of_b, words, tuple(notes)
+    return _typed(a, b, of_a, "A", notes), _typed(b, a, of_b, "B", notes), words, tuple(notes)
+
+
+def _typed(model: nn.Module, other: nn.Module, inputs: Inputs, name: str, notes: list[str]) -> Inputs:
+    """`inputs` in the dtype of `model`, where the other model is in another one and takes them as they are."""
+    own, others = (frozenset(p.dtype for p in m.parameters() if p.is_floating_point()) for m in (model, other))
+    given = {t.dtype for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.is_floating_point()}
+    if own == others or len(own) != 1 or not given or given == own or given != others:
+        return inputs
+    dtype = next(iter(own))
+    notes.append(f"the inputs of {name} were cast to {str(dtype).removeprefix('torch.')}, the dtype of its weights")
+    typed: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
+    return typed
 
 
 def within_vocabularies(values: Inputs, a: nn.Module, b: nn.Module) -> tuple[Inputs, tuple[str, ...]]:

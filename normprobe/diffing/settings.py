@@ -22,8 +22,8 @@ class Setting:
 
     Attributes:
         dtype: of parameters and floating inputs; None for each model's own.
-        narrow: what parameters are rounded to before, so that a port in half precision has the weights of its
-            original; None where both models have the same dtypes.
+        narrow: what parameters and inputs are rounded to before, so that a port in half precision has the weights of
+            its original; None where both models have the same dtypes.
         narrow_buffers: the same of floating buffers.
         spacing: relative distance of neighbouring numbers, of which the noise is made.
     """
@@ -76,7 +76,8 @@ def in_setting(model: nn.Module, inputs: Inputs, setting: Setting, seed: int | N
     device = next((p.device.type for p in model.parameters()), "cpu")
     dtype = setting.dtype
     if dtype is not None:
-        inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
+        narrow = setting.narrow
+        inputs = pytree.tree_map_only(Tensor, lambda t: _moved(t, narrow, dtype) if t.dtype in _BITS else t, inputs)
     autocast = torch.is_autocast_enabled(device) and dtype is None
     with untouched(model), torch.no_grad(), torch.autocast(device, enabled=autocast):
         for parameter in model.parameters():

@@ -105,7 +105,8 @@ class SignalDiff(Record):
 
     Attributes:
         dtype: in which both ran for this.
-        narrowed: dtype that the parameters of both were rounded to before; None where they have the same dtypes.
+        narrowed: dtype that the parameters and inputs of both were rounded to before; None where both have the same
+            dtypes.
         first: index in `sites` of the first that parts and whose part in the stream does not come together again.
         passing: indices of sites that part although what their branch writes is the same: inner features of another
             form, such as another order.

@@ -108,6 +108,36 @@ def test_another_order_of_summation_is_rounding() -> None:
     assert report.signal.first is None
 
 
+class Written(nn.Module):
+    """LayerNorm without its fused kernel."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.flip(-1).cumsum(-1)[..., -1:] / x.shape[-1]
+        centred = x - mean
+        return centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + self.eps) * self.weight + self.bias
+
+
+def test_rounding_that_a_layer_amplifies_is_rounding() -> None:
+    models = [decoder(), decoder()]
+    for model in models:
+        with torch.no_grad():
+            model.embedding.weight += 3000
+        for block in model.blocks:
+            block.first, block.second = nn.LayerNorm(32), nn.LayerNorm(32)
+        model.norm = nn.LayerNorm(32)
+    for block in models[1].blocks:
+        block.first, block.second = Written(block.first), Written(block.second)
+    report = normprobe.diff(*models, tokens())
+    assert report.signal is not None
+    site = next(site for site in report.signal.sites if site.kind == "norm")
+    assert site.error > 1e-5  # a thousand times the spacing of float32 would be a step elsewhere
+    assert report.signal.first is None
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounding(dtype: torch.dtype) -> None:
     report = normprobe.diff(decoder(), twin(decoder()).to(dtype), tokens())
@@ -116,6 +146,16 @@ def test_half_precision_is_rounding(dtype: torch.dtype) -> None:
     assert (report.signal.dtype, report.signal.narrowed) == ("float32", str(dtype).removeprefix("torch."))
     assert report.signal.first is None
     assert {pair.relation for pair in report.weights} == {"rounded"}
+    assert not report.failed("error")
+
+
+def test_floating_inputs_are_cast_for_a_model_of_another_dtype() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    report = normprobe.diff(model, twin(model).bfloat16(), torch.randn(2, 3, 8, 8))
+    assert report.data.notes == ("the inputs of B were cast to bfloat16, the dtype of its weights",)
+    assert report.signal is not None
+    assert report.signal.first is None
+    assert report.signal.sites[-1].error < 1e-6
     assert not report.failed("error")
 
 

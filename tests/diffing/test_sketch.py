@@ -28,7 +28,7 @@ def test_a_small_tensor_is_kept_whole(count: int, size: float, seed: int) -> Non
     assert cosine(one, other) == pytest.approx(float(torch.cosine_similarity(a, b, 0)), abs=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["everywhere", "one channel", "one token", "one element", "scale"])
+@pytest.mark.parametrize("kind", ["everywhere", "one channel", "one token", "one element", "opposites", "scale"])
 def test_a_large_tensor_is_told_within_a_few_percent(kind: str) -> None:
     a = torch.randn(300, 128)
     b, noise = a.clone(), 1e-4 * torch.randn(300, 128)
@@ -40,6 +40,10 @@ def test_a_large_tensor_is_told_within_a_few_percent(kind: str) -> None:
         b[5] += noise[5]
     elif kind == "one element":
         b[5, 7] += 1e-3
+    elif kind == "opposites":  # one bucket would hold each of them with its opposite
+        flat = b.view(-1)
+        flat[:BUCKETS] += 1e-3
+        flat[BUCKETS : 2 * BUCKETS] -= 1e-3
     else:
         b *= 1.0001
     one, other = Sketcher(3)(a), Sketcher(3)(b)

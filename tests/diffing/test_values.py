@@ -42,7 +42,7 @@ def test_a_bias_that_one_model_lacks() -> None:
     plain = decoder()
     with torch.no_grad():
         plain.blocks[0].up.bias.zero_()
-    assert normprobe.diff(plain, other, tokens()).verdict == "same"
+    assert normprobe.diff(plain, other, tokens()).differences == ()
 
 
 def test_one_weight_in_place_of_three() -> None:
