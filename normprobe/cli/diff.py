@@ -157,6 +157,7 @@ def _described(report: DiffReport, a: Loaded, b: Loaded, notes: tuple[str, ...])
     said = [f"{side}: {note}" for side, one in (("A", a), ("B", b)) for note in one.notes]
     skipped = (*a.skipped, *b.skipped, *data.skipped)
     words = (a.target if a.inputs is not None else b.target).inputs or data.inputs
+    said = [note for note in said if not (words and note.endswith(words))]
     update = {**targets, "notes": (*notes, *said, *data.notes), "skipped": skipped, "inputs": words}
     return DiffReport(data.model_copy(update=update))
 

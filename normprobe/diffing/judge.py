@@ -16,6 +16,7 @@ _SITES = {
     "mixed": "what the branch has before its last weight",
     "write": "what the branch writes",
     "stream": "the stream behind the branch",
+    "product": "what a weight outside of the streams is multiplied with",
     "head": "what the head reads",
     "output": "the output",
 }

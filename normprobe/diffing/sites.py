@@ -54,8 +54,17 @@ def find_sites(a: Anatomy, b: Anatomy, pairs: Pairs) -> list[Site]:
         sites += _both("entry", *first, stream=one.name)
         for pair in (pair for pair in pairs.branches if pair.streams == at):
             sites += _of_branch(a, b, pair)
+    outside = _outside(a), _outside(b)
+    if len(outside[0]) == len(outside[1]):
+        for x, y in zip(*outside, strict=True):
+            sites += _both("product", _given(x), _given(y))
     sites += _both("head", _head(a), _head(b))
     return sites
+
+
+def _outside(anatomy: Anatomy) -> list[WeightSite]:
+    """Weights of no branch: the stem of an image model, layers in a row without a residual stream."""
+    return [w for w in anatomy.weights if w.branch is None and _plain(w) and "head" not in w.roles]
 
 
 def _of_branch(a: Anatomy, b: Anatomy, pair: BranchPair) -> Iterator[Site]:

@@ -49,7 +49,7 @@ def print_of(model: nn.Module) -> Side:
 def compare_weights(
     a: tuple[Anatomy, Mapping[str, Tensor]], b: tuple[Anatomy, Mapping[str, Tensor]], pairs: Pairs, seed: int
 ) -> tuple[WeightPair, ...]:
-    """Every weight and bias of matched branches, and of the embeddings and the head.
+    """Every weight and bias of matched branches, and the weights outside of them: embeddings, the head, others.
 
     Where a branch holds as many weights of one role in both models they are compared in order; where it does not
     (queries, keys and values in one weight or in three) all of that role are compared as one, feature by feature.
@@ -61,7 +61,7 @@ def compare_weights(
         seed: of the projection that tells reordered features.
     """
     rows: list[WeightPair] = []
-    for role in ("embedding", "head"):
+    for role in ("embedding", "head", "other"):
         rows += _compared(*_shared(_outside(*a, role), _outside(*b, role)), seed)
     for pair in pairs.branches:
         for role in _ROLES:

@@ -15,7 +15,7 @@ DIFF_SCHEMA: Literal["normprobe-diff/1"] = "normprobe-diff/1"
 Subject = Literal["model", "stream", "branch", "norm", "attention", "head", "weights", "signal", "output"]
 Verdict = Literal["same", "differs", "unknown"]
 Fact = float | str | bool | None
-SiteKind = Literal["entry", "norm", "mixed", "write", "stream", "head", "output"]
+SiteKind = Literal["entry", "norm", "mixed", "write", "stream", "product", "head", "output"]
 Relation = Literal["equal", "rounded", "scaled", "reordered", "different", "unlike"]
 
 
@@ -72,8 +72,8 @@ class SiteDiff(Record):
 
     Attributes:
         kind: "entry" of a stream, what a branch reads ("norm": behind its norm), what it has "mixed" before its last
-            weight (the output of attention), what it writes ("write"), the "stream" behind the add, what the "head"
-            reads, an "output".
+            weight (the output of attention), what it writes ("write"), the "stream" behind the add, what a "product"
+            outside of streams reads, what the "head" reads, an "output".
         error: ‖B − A‖ / max(‖A‖, ‖B‖).
         noise: the same of A against A with every weight and buffer moved by one rounding.
         limit: the largest `error` that counts as rounding.

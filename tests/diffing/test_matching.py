@@ -151,6 +151,8 @@ def test_padding_may_hold_anything() -> None:
             return output + (1 - attention_mask)[..., None]
 
     report = normprobe.diff(model, Dirty(), inputs)
+    assert report.output is not None
+    assert report.output.kl is None  # hidden states are no logits
     assert report.signal is not None
     assert report.signal.first is None
     assert all(not site.step for site in report.signal.sites)

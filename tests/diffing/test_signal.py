@@ -59,6 +59,20 @@ def test_the_first_site_that_parts_is_where_it_was_planted(name: str) -> None:
     assert found.sites[-1].step
 
 
+def test_layers_in_a_row_are_told_apart_without_a_stream() -> None:
+    def row() -> nn.Sequential:
+        torch.manual_seed(4)
+        parts = [part for width in (3, 8, 8) for part in (nn.Conv2d(width, 8, 3), nn.ReLU())]
+        return nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+
+    other = row()
+    scaled(other[2])
+    report = normprobe.diff(row(), other, torch.randn(2, 3, 12, 12))
+    assert report.signal is not None
+    assert first(report.signal) == ("product", "4")
+    assert [pair.a for pair in report.weights if pair.relation != "equal"] == [("2.weight",)]
+
+
 def test_the_step_has_its_size() -> None:
     other = decoder()
     scaled(other.blocks[1].attention.out)

@@ -20,6 +20,7 @@ _WHAT = {
     "mixed": "mixed",
     "write": "write",
     "stream": "sum",
+    "product": "read",
     "head": "read by the head",
     "output": "output",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from normprobe.records.diff import DiffData, Difference
@@ -16,7 +17,6 @@ from normprobe.report.page import INDENT, Page, hanging
 from normprobe.report.places import skipped_text
 from normprobe.report.terminal import STYLES, WIDEST
 
-_LEFT = 9  # characters: the longest severity and the room behind it
 _VERDICTS = {"clean": "bold green", "unread": "bold yellow"} | {key.value: style for key, style in STYLES.items()}
 
 
@@ -45,9 +45,7 @@ class TerminalDiff:
         yield hanging(page.facts(["compared: " + ", ".join(content.compared(data))], INDENT, style="dim"))
         if data.differences:
             yield page.title("Differences")
-        for one in data.differences:
-            yield hanging(_difference(page, one))
-            yield hanging(Text(page.text(one.message)), INDENT + _LEFT)
+            yield _differences(page, data)
         if data.output is not None:
             yield page.title("Outputs", "as the models run")
             yield hanging(page.facts(content.output_facts(data.output), INDENT))
@@ -57,15 +55,20 @@ class TerminalDiff:
         yield from _listed(page, "Not looked at", _skips(page, data))
 
 
+def _differences(page: Page, data: DiffData) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=0)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for one in data.differences:
+        grid.add_row("", Text(one.severity.value, style=STYLES[one.severity]), _difference(page, one))
+    return grid
+
+
 def _difference(page: Page, one: Difference) -> Text:
     count = f" ({len(one.where)} places)" if len(one.where) > 1 else ""
-    return Text.assemble(
-        (f"{one.severity.value:<{_LEFT}}", STYLES[one.severity]),
-        (content.heading(one), "bold"),
-        "  ",
-        (page.text(content.places(one)), "cyan"),
-        count,
-    )
+    places = (page.text(content.places(one)), "cyan")
+    return Text.assemble((content.heading(one), "bold"), "  ", places, count, "\n", page.text(one.message))
 
 
 def _skips(page: Page, data: DiffData) -> list[Text]:
