@@ -20,6 +20,7 @@ from normprobe.capture.shadows import on_meta
 from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
+from normprobe.inputs.declared import declared_by
 from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.extra import Progress
 from normprobe.measures.gains import measure_gains
@@ -92,7 +93,8 @@ def probe(
         reading = _read(model, values, tell)
         measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
-    return _judge(ReportData(target=target, level=level, settings=settings), reading, measured, skipped)
+    data = ReportData(target=target, level=level, settings=settings, declared=declared_by(model))
+    return _judge(data, reading, measured, skipped)
 
 
 def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:

@@ -17,6 +17,7 @@ from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow, Group, Step
 from normprobe.anatomy.flow.tokens import with_tokens
 from normprobe.anatomy.norm_sites.candidates import Candidates
+from normprobe.anatomy.norm_sites.in_row import with_followed
 from normprobe.anatomy.norm_sites.inline import find_inline_norms
 from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_norms, find_unused_norms
 from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizations, find_unused_reparametrizations
@@ -63,7 +64,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     if find_inline_norms(model, flow, found):
         flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
-    norms = list(found.sites)
+    norms = with_followed(found.sites, flow)
     attention = find_attention(flow)
     streams, others, trunks = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]

@@ -16,6 +16,7 @@ from normprobe.records.anatomy import (
 )
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.declared import Declared
 from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMeasure, KindGradients, LayerGradient
 from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.measurements import (
@@ -59,6 +60,7 @@ __all__ = [
     "Elements",
     "BrokenTensor",
     "FailOn",
+    "Declared",
     "Finding",
     "GradientLaw",
     "GradientMeasure",

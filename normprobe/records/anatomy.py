@@ -125,6 +125,7 @@ class Stream(Record):
     each given its share of what a branch writes: hyper-connections, AltUp), "reversible" (two trunks, each written by
     branches that read the other), "gated" (the skip itself is scaled by a gate: highway), "long_skips" (earlier states
     of the trunk are added again, or put beside it and drawn into one with it).
+    `source` is the parameter whose rows the stream begins with, where they come to it by moves and factors alone.
     `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
     """
 
@@ -141,6 +142,7 @@ class Stream(Record):
     raw_end: RawEnd | None = None
     raw_readers: tuple[str, ...] = ()
     input_multiplier: float | None = 1.0
+    source: str | None = None
     feature_axis: int | None = -1
     topology: Topology = "ordinary"
     copies: int = 1
@@ -148,10 +150,14 @@ class Stream(Record):
 
 
 class QKNorm(Record):
-    """Norms on query and key. `rope` says whether they come before or after the rotary embedding."""
+    """Norms on query and key. `rope` says whether they come before or after the rotary embedding.
+
+    `axis` is what one statistic is taken of: the features of one `head` (or some of them), the `full` features of
+    several heads, single features of several `heads`, or several `tokens`.
+    """
 
     kind: NormKind
-    axis: Literal["head", "full", "unknown"]
+    axis: Literal["head", "full", "heads", "tokens", "unknown"]
     query: str | None = None
     key: str | None = None
     rope: Literal["before", "after", "none", "unknown"] = "none"
@@ -183,6 +189,7 @@ class AttentionSite(Record):
     causal query sees at most, its own included, or how far another one sees to each side; None where the recorded
     input is not longer than that, or the places seen are no band. `sinks` says that the softmax has logits of no key,
     `sink_columns` which of its columns these are, as a half-open range at one end (None: not known).
+    `tokens` are how many queries and keys each head has in the recorded input.
     `biased` says that something besides a mask is added to the scaled q·kᵀ before the softmax (ALiBi, relative
     positions), so that the logits are more than q·k. `site` is where the logits, or q and k, are seen; `product` where
     q and k are multiplied before logits that are seen, if the order of heads stays what it is there.
@@ -197,6 +204,7 @@ class AttentionSite(Record):
     softcap: float | None = None
     causal: bool | None = None
     window: int | None = None
+    tokens: tuple[int, int] | None = None
     sinks: bool = False
     sink_columns: tuple[int, int] | None = None
     cross: bool = False

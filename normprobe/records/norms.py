@@ -71,7 +71,9 @@ class NormSite(NormSpec):
     """One norm of the model: a module (`module=True`), or one place in the graph with path `module.path#op:k`.
 
     `weight` and `bias` hold full parameter paths. `executions` counts the calls in one forward. `dtype` is that of the
-    norm's input in the recorded forward ("float32"; empty where it never ran).
+    norm's input in the recorded forward ("float32"; empty where it never ran). `follows` is the path of a norm of the
+    same elements whose output it reads, with no more than moves and constant factors between, where nothing else reads
+    that output.
     """
 
     path: str
@@ -80,4 +82,5 @@ class NormSite(NormSpec):
     executions: int = 0
     executed: bool = True
     module: bool = True
+    follows: str | None = None
     class_name: str = Field(default="", alias="class")

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from normprobe.records.anatomy import Anatomy
 from normprobe.records.base import Record
+from normprobe.records.declared import Declared
 from normprobe.records.measurements import Level, Measurements
 from normprobe.records.settings import Settings
 
@@ -89,6 +90,7 @@ class ReportData(Record):
     target: Target = Target()
     level: Level = "forward"
     versions: dict[str, str] = Field(default_factory=dict)
+    declared: tuple[Declared, ...] = ()
     anatomy: Anatomy = Anatomy()
     measurements: Measurements = Measurements()
     settings: Settings = Settings()

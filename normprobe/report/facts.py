@@ -9,6 +9,13 @@ from normprobe.records import AttentionSite, NormSpec
 from normprobe.report.places import joined
 from normprobe.report.wording import KINDS, number, plural, span
 
+_AXES = {
+    "head": "per head",
+    "full": "over all heads",
+    "heads": "across heads",
+    "tokens": "over tokens",
+    "unknown": "on an unknown axis",
+}
 _EPS = {"outside_sqrt": " outside the root", "clamp": " as a clamp", "scaled": " times the peak"}
 
 
@@ -77,5 +84,5 @@ def _qk_norm(site: AttentionSite) -> str:
     one_sided = {(True, False): " on q only", (False, True): " on k only"}
     sides = one_sided.get((bool(norm.query), bool(norm.key)), "")
     rope = f" {norm.rope} rotary" if norm.rope in ("before", "after") else ""
-    axis = {"head": "per head", "full": "over all heads"}.get(norm.axis, "on an unknown axis")
+    axis = _AXES[norm.axis]
     return f"QK-Norm {KINDS[norm.kind]} {axis}{rope}{sides}"

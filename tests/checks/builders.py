@@ -11,6 +11,7 @@ from normprobe.records import (
     Basis,
     Branch,
     BranchGradient,
+    Declared,
     Elements,
     GradientMeasure,
     Growth,
@@ -29,6 +30,7 @@ from normprobe.records import (
     StreamMeasure,
     StreamState,
     Target,
+    WeightMeasure,
 )
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite, KeptStatistics
 
@@ -85,9 +87,23 @@ def gain(
     return NormGain(path=path, one_plus=one_plus, gain=held or elements(f"{path}.weight"), offset=offset)
 
 
-def init(drawn: float | None = 1.0, trained: bool | None = None) -> Initialisation:
-    """What is said of weights of which that share is as drawn."""
-    return Initialisation(trained=trained, drawn=drawn, evidence=(), writes=(2,), roles=(), weights=())
+def init(drawn: float | None = 1.0, trained: bool | None = None, **stds: float) -> Initialisation:
+    """What is said of weights of which that share is as drawn; of some, the standard deviation."""
+    basis = Basis(unit="1", dtype="float32", count=64)
+    facts: dict[str, Any] = {
+        "roles": ("writer",),
+        "distribution": "normal",
+        "mean": 0.0,
+        "gain_back": 1.0,
+        "followed_by": "none",
+        "moment": None,
+        "recipes": (),
+        "basis": basis,
+    }
+    weights = tuple(
+        WeightMeasure(parameter=name, std=std, interval=(std, std), gain=std, **facts) for name, std in stds.items()
+    )
+    return Initialisation(trained=trained, drawn=drawn, evidence=(), writes=(2,), roles=(), weights=weights)
 
 
 def branch(path: str, **more: Any) -> Branch:
@@ -123,6 +139,7 @@ def site(path: str = "blocks.0.attn", **more: Any) -> AttentionSite:
     facts: dict[str, Any] = {
         "heads": 2,
         "kv_heads": 2,
+        "kernel": "aten._softmax",
         "head_dim": 4,
         "site": OpSite(path=path, op="aten._scaled_dot_product_flash_attention_for_cpu.default"),
     }
@@ -301,6 +318,7 @@ def document(
     attention: tuple[AttentionSite, ...] | None = None,
     dtype: str = "float32",
     level: Any = "backward",
+    declared: tuple[Declared, ...] = (Declared(path=".", field="norm_eps", fact="eps", value=1e-5),),
     **measured: Any,
 ) -> ReportData:
     """A healthy document, with the given parts in place of its own."""
@@ -316,6 +334,7 @@ def document(
     return ReportData(
         target=Target(name="tiny", dtype=dtype),
         level=level,
+        declared=declared,
         anatomy=Anatomy(
             norms=sites,
             streams=(stream(),) if streams is None else streams,

@@ -60,7 +60,7 @@ def test_a_check_is_found_by_code_and_name(asked: str | int) -> None:
     ("asked", "offer"),
     [
         ("missing-norm", "did you mean NP201 missing-final-norm"),
-        ("NP20", r"did you mean NP20\d"),
+        ("NP20", r"did you mean NP2\d\d"),
         ("zzz", "try: normprobe rules"),
     ],
 )

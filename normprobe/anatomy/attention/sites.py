@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from normprobe.anatomy.attention.head_rows import Rows, head_rows
+from normprobe.anatomy.attention.norms import qk_norm, site_of
 from normprobe.anatomy.attention.ops import AttentionOp
 from normprobe.anatomy.attention.reach import reach
 from normprobe.anatomy.attention.sides import Side, trace_side
 from normprobe.anatomy.flow.along import parted
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.records import AttentionSite, NormSite, QKNorm
+from normprobe.records import AttentionSite, NormSite
 
 Operand = Literal["q", "k", "v"]
 
@@ -30,19 +31,18 @@ class ReadSite:
 def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSite:
     """Everything that the data flow tells about one attention operation."""
     query, key, value = (trace_side(flow, v) for v in (op.query, op.key, op.value))
-    shape = flow.shape(op.query)
     found = _rows(flow, op, (query, key, value))
     rows = {name: one for name, one in found.items() if isinstance(one, Rows)}
     heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query, rows.get("k"))
     causal, window = (True, None) if op.causal else reach(op.hidden, *op.places)
-    parameters = op.scale_parameters + query.scale_parameters + key.scale_parameters
+    parameters = (*op.scale_parameters, *query.scale_parameters, *key.scale_parameters)
     record = AttentionSite(
         path=op.site.path,
         heads=heads,
         kv_heads=len(rows["k"].sets) if "k" in rows else _kv_heads(flow, op, heads),
-        head_dim=shape[-1],
+        head_dim=flow.shape(op.query)[-1],
         scale=_scale(op.factor, query.factor, key.factor),
-        scale_parameter=parameters[0] if parameters else None,
+        scale_parameter=next(iter(parameters), None),
         softcap=op.softcap,
         causal=causal,
         window=window,
@@ -50,12 +50,13 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
         sink_columns=op.hidden.sinks,
         biased=op.hidden.biased,
         kernel=op.kernel,
-        qk_norm=_qk_norm(query, key, norms, heads, shape[-1]),
+        tokens=op.places,
+        qk_norm=qk_norm(flow, op, (query, key), norms),
         columns={name: one.at(rows.get("q")) for name, one in rows.items()},
         site=op.site,
         product=op.multiplied,
     )
-    query_norms, key_norms = (side.norms if _site(side, norms) is not None else () for side in (query, key))
+    query_norms, key_norms = (side.norms if site_of(side, norms) is not None else () for side in (query, key))
     unknown = tuple((name, one) for name, one in found.items() if isinstance(one, str))
     return ReadSite(record, query_norms, key_norms, unknown)
 
@@ -97,33 +98,3 @@ def _heads(flow: Flow, op: AttentionOp, query: Side, keys: Rows | None) -> int:
 def _kv_heads(flow: Flow, op: AttentionOp, heads: int) -> int:
     shape = flow.shape(op.key)
     return shape[1] if len(shape) == 4 else heads
-
-
-def _qk_norm(query: Side, key: Side, norms: list[NormSite], heads: int, head_dim: int) -> QKNorm | None:
-    sites = [_site(side, norms) for side in (query, key)]
-    known = next((s for s in sites if s is not None), None)
-    if known is None:
-        return None
-    side = query if sites[0] is not None else key
-    axis: Literal["head", "full", "unknown"] = "unknown"
-    if known.size == head_dim:
-        axis = "head"
-    elif known.size is not None and known.size > head_dim:
-        axis = "full"
-    rope: Literal["before", "after", "none", "unknown"] = "none"
-    if side.mixed:
-        rope = "after" if side.norm_after_mix else "before"
-    return QKNorm(
-        kind=known.kind,
-        axis=axis,
-        query=sites[0].path if sites[0] else None,
-        key=sites[1].path if sites[1] else None,
-        rope=rope,
-    )
-
-
-def _site(side: Side, norms: list[NormSite]) -> NormSite | None:
-    """The norm of a side; a batch norm is none, it belongs to the projection and holds no query or key down."""
-    group = side.norms[0].group if side.norms else None
-    site = None if group is None else norms[group.norm]
-    return None if site is None or site.kind == "batchnorm" else site

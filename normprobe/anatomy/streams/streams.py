@@ -40,6 +40,20 @@ def _entry(
     return link.factor(flow), tuple(n for n in norm if not _of_weights(flow, n, norms)), ()
 
 
+def _table(flow: Flow, value: int) -> str | None:
+    """The parameter whose rows a value is by moves and factors; None where it is not, or something was added."""
+    *_, link = light_chain(flow, value)
+    maker = flow.made_by(link.value)
+    looked_up = maker is not None and maker.role is Role.SOURCE and len(maker.parameters) == 1
+    return maker.parameters[0] if maker is not None and looked_up and not _shifted(flow, value) else None
+
+
+def _shifted(flow: Flow, value: int) -> bool:
+    """Whether something that is no signal is added on the light way to a value."""
+    steps = (flow.made_by(link.value) for link in light_chain(flow, value))
+    return any(step is not None and step.role is Role.SHIFT for step in steps)
+
+
 def _of_weights(flow: Flow, norm: Step, norms: Sequence[NormSite]) -> bool:
     """Whether a batch norm stands right behind weights that do not come first: it is a part of that layer, one of
     several, and no norm on embeddings."""
@@ -109,6 +123,7 @@ def read_stream(
         **topology(flow, chain, trunks),
         raw_readers=out.raw_readers,
         input_multiplier=multiplier,
+        source=_table(flow, chain[0].source),
         branches=tuple(b.model_copy(update={"feature_axis": a}) for b, a in zip(branches, axes, strict=True)),
     )
     return ReadStream(record, tuple(readings), own, ahead)

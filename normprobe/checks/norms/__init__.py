@@ -3,6 +3,7 @@
 from normprobe.checks.base import Check
 from normprobe.checks.norms.dead_gain import DeadGain
 from normprobe.checks.norms.doubled_offset import DoubledOffset
+from normprobe.checks.norms.eps_differs_from_config import EpsDiffersFromConfig
 from normprobe.checks.norms.eps_outside_root import EpsOutsideRoot
 from normprobe.checks.norms.eps_vanishes_in_dtype import EpsVanishesInDtype
 from normprobe.checks.norms.half_precision_reduction import HalfPrecisionReduction
@@ -14,6 +15,7 @@ from normprobe.checks.norms.uninitialised_gain import UninitialisedGain
 ALL: tuple[Check, ...] = (
     EpsOutsideRoot(),
     EpsVanishesInDtype(),
+    EpsDiffersFromConfig(),
     HalfPrecisionReduction(),
     NameContradictsBehaviour(),
     UninitialisedGain(),

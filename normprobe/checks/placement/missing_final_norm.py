@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome, number
-from normprobe.records import Finding, ReportData, Severity, Stream
+from normprobe.checks.placement.misplaced_final_norm import misplaced
+from normprobe.records import Finding, NormSite, ReportData, Severity, Stream
 
 
 @final
@@ -17,12 +18,11 @@ class MissingFinalNorm(Check):
     ## What it measures
 
     Whether every path from the last residual add of a stream to the head passes a norm, read off the recorded
-    data flow.
-    The head is the path to the logits, else to the first returned tensor; where there is no head, the message
-    says what reads the stream. The value is the RMS of the stream
-    that is read there (median over tokens), where it was measured; the message adds the largest token and the
-    growth since the stream's entry. A model that returns the raw stream itself leaves the norm to its reader, which
-    is not seen: that is a note.
+    data flow. The head is the path to the logits, else to the first returned tensor; where there is no head,
+    the message says what reads the stream. The value is the RMS of the stream that is read there (median over
+    tokens), where it was measured; the message adds the largest token and the growth since the stream's entry,
+    and a norm of that width that was built and is not called. A model that returns the raw stream itself leaves
+    the norm to its reader, which is not seen: that is a note.
 
     ## Why it matters
 
@@ -41,7 +41,8 @@ class MissingFinalNorm(Check):
     When the stream is read raw on purpose and its reader has learned that scale. Post-norm and DeepNorm
     streams end every block in a norm and need none. A mean of the raw tokens before a classifier is a raw read
     as well: pooling does not normalise. Where it cannot be told whether the last add is read, as with features
-    taken at an inner layer, the stream is skipped with that reason.
+    taken at an inner layer, the stream is skipped with that reason. A stream that is normed before its last
+    writes instead of behind them is NP203's.
 
     ## References
 
@@ -59,7 +60,7 @@ class MissingFinalNorm(Check):
             if undecided(stream):
                 reason = stream.final_norm_reason or "it could not be decided whether the head reads it"
                 yield self.skip(reason, [stream.name])
-            elif _open(stream) and stream.needs_final_norm:
+            elif _open(stream) and stream.needs_final_norm and misplaced(stream) is None:
                 yield self._found(stream, data)
 
     def _found(self, stream: Stream, data: ReportData) -> Finding:
@@ -71,6 +72,9 @@ class MissingFinalNorm(Check):
                 f": its RMS is {number(last.rms_median)} (median token) to {number(last.rms_max)} (largest), "
                 f"against {number(entry)} at the entry"
             )
+        idle = _idle(stream, data)
+        if idle is not None:
+            text += f"; {idle.path} was built for it, as it seems, and is not called (NP208)"
         return self.finding(
             stream.name,
             text,
@@ -92,6 +96,14 @@ class MissingFinalNorm(Check):
         if reason or data.anatomy.head is None:
             return f"no norm follows the stream {writes} ({reason or 'no head was found'})"
         return f"the head reads the raw stream, without a norm, {writes}"
+
+
+def _idle(stream: Stream, data: ReportData) -> NormSite | None:
+    """A norm of the stream's width outside its blocks that nothing calls; None where there is none, or several."""
+    blocks = {branch.block for branch in stream.branches}
+    idle = [norm for norm in data.anatomy.norms if not norm.executed and norm.size in stream.widths]
+    outside = [norm for norm in idle if not any(norm.path.startswith(f"{block}.") for block in blocks)]
+    return outside[0] if len(outside) == 1 else None
 
 
 def undecided(stream: Stream) -> bool:

@@ -15,7 +15,7 @@ from tests.checks import builders as b
 
 
 def init(trained: bool | None) -> Initialisation:
-    return Initialisation(trained=trained, evidence=(), writes=(), roles=(), weights=())
+    return Initialisation(trained=trained, drawn=None, evidence=(), writes=(), roles=(), weights=())
 
 
 def judge(code: str, found: BatchNormMeasure, **more: Any) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:

@@ -1,0 +1,88 @@
+"""NP104."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.checks.declarations import governs, stated
+from normprobe.records import Declared, Finding, NormSite, ReportData, Severity
+
+_ON_STREAMS = frozenset({"pre", "post", "output", "final"})
+_KINDS = frozenset({"layernorm", "rmsnorm", "unknown"})
+
+
+@final
+@dataclass(frozen=True)
+class EpsDiffersFromConfig(Check):
+    """The norms of a stream compute with another eps than the configuration states.
+
+    ## What it measures
+
+    The eps that was found by feeding the norms of a residual stream small inputs, against rms_norm_eps,
+    layer_norm_eps and their other spellings in the configuration of the module that holds them. Reported where
+    no norm of the stream has a declared eps: where some have it and some not, the norms differ among
+    themselves, which NP105 says. Norms elsewhere (on queries and keys, in stems and projectors) often have an
+    eps of their own and are not compared.
+
+    ## Why it matters
+
+    Eps is in no checkpoint; it lives in the configuration or in the code. Whoever reads the configuration,
+    another framework or a conversion, computes something else. The difference matters where the mean square
+    of the input is near eps, which is customary right after the embedding.
+
+    ## What to do
+
+    Find out with which eps the model was trained, and put that number into configuration and code.
+
+    ## When to ignore it
+
+    When nothing else reads the configuration. Statements of several different numbers are each taken as right.
+
+    ## References
+
+    The configuration; the documentation of torch.nn.LayerNorm and torch.nn.RMSNorm (eps).
+    """
+
+    code, name, severity, since = "NP104", "eps-differs-from-config", Severity.WARNING, "0.1.0"
+    needs = Needs.STRUCTURE | Needs.CONFIG
+
+    max_difference: float = limit(
+        0.05, unit=Unit.RATIO, source="choice: within it eps is recovered in every dtype; the eps in use differ by tens"
+    )
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for every configuration whose eps no norm on a stream computes with."""
+        every = stated(data, "eps")
+        if not data.anatomy.norms:
+            yield self.skip("no norm was found")
+        for path in dict.fromkeys(declared.path for declared in every):
+            declared = [one for one in every if one.path == path]
+            norms = [norm for norm in data.anatomy.norms if _judged(norm) and governs(declared[0], norm.path, every)]
+            unknown = [norm.path for norm in norms if norm.eps is None]
+            if unknown:
+                yield self.skip("eps could not be told", unknown)
+            elif norms and not any(self._agrees(norm, one) for norm in norms for one in declared):
+                yield self._found(norms, declared)
+
+    def _agrees(self, norm: NormSite, declared: Declared) -> bool:
+        return norm.eps is not None and not self.exceeds(
+            norm.eps / declared.value - 1, self.max_difference, least=-self.max_difference
+        )
+
+    def _found(self, norms: list[NormSite], declared: list[Declared]) -> Finding:
+        said = " and ".join(f"{one.field} = {number(one.value)}" for one in declared)
+        values = " or ".join(dict.fromkeys(number(norm.eps or 0.0) for norm in norms))
+        return self.finding(
+            norms[0].path,
+            f"eps {values} in all {len(norms)} norms on the stream, where the configuration says {said}",
+            value=norms[0].eps,
+            bound=float(declared[0].value),
+            source=f"{declared[0].field} of the configuration",
+            places=[norm.path for norm in norms],
+        )
+
+
+def _judged(norm: NormSite) -> bool:
+    return norm.executed and norm.module and norm.role in _ON_STREAMS and norm.kind in _KINDS

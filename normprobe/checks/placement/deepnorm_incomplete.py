@@ -1,0 +1,128 @@
+"""NP211."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.records import Branch, Finding, ReportData, Severity, Stream, WeightMeasure
+
+
+@final
+@dataclass(frozen=True)
+class DeepNormIncomplete(Check):
+    """A post-norm trunk has DeepNorm's factor in some layers only, or without its initialisation.
+
+    ## What it measures
+
+    Two things on streams where every sum is normed and the trunk has a constant factor α. Whether α is the
+    same for all branches of one kind. And, for weights that look untrained, how far one step can move the
+    output: the sum of 2g²/α² over all writes, where g is the gain of the matrices that write to the stream
+    relative to Xavier's, std · √((fan_in + fan_out) / 2). DeepNorm sets α = (2N)^¼ and g = β = (8N)^-¼ so that
+    this sum is 1 at any depth.
+
+    ## Why it matters
+
+    The proof holds for both factors together. With α alone, updates of a deep stack still add up to more than
+    its norms take: it diverges later than plain post-norm, but it does. One layer without α is a plain
+    post-norm block in the middle of the stack.
+
+    ## What to do
+
+    Give every layer the same α, and multiply the initial weights of values, attention outputs and both MLP
+    matrices by β.
+
+    ## When to ignore it
+
+    When the factors were tuned by hand, as for layers of different kinds in one stack.
+
+    ## References
+
+    Wang et al. 2022 (DeepNet), sec. 4.2 (theorem 4.2 and the table of α and β).
+    """
+
+    code, name, severity, since = "NP211", "deepnorm-incomplete", Severity.WARNING, "0.1.0"
+    needs = Needs.STRUCTURE | Needs.WEIGHTS
+
+    max_update: float = limit(
+        2.0,
+        unit=Unit.RATIO,
+        source="choice: twice the 1 that α and β of Wang et al. 2022, sec. 4.2, make of it",
+    )
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for every trunk with several factors, and one where the writers are too large."""
+        if not data.anatomy.streams:
+            yield self.skip("no residual stream was found")
+        for stream in data.anatomy.streams:
+            alphas = [b.skip_scale for b in stream.branches if b.placement in ("post", "deepnorm")]
+            if not any(b.placement == "deepnorm" for b in stream.branches):
+                continue
+            if None in alphas:
+                yield self.skip("the factor on the trunk is no constant", [stream.name])
+                continue
+            odd = _odd(stream)
+            if odd:
+                yield self._uneven(stream, odd)
+            else:
+                yield from self._initial(stream, data)
+
+    def _uneven(self, stream: Stream, odd: list[Branch]) -> Finding:
+        kind = odd[0].kind
+        factors = sorted({b.skip_scale or 0.0 for b in stream.branches if b.kind == kind})
+        return self.finding(
+            odd[0].path,
+            f"the trunk of {stream.name} is multiplied by {' and '.join(map(number, factors))} at branches of one "
+            f"kind, {kind}; DeepNorm has one factor for all layers",
+            value=odd[0].skip_scale,
+            source="Wang et al. 2022, sec. 4.2",
+            places=[branch.path for branch in odd],
+        )
+
+    def _initial(self, stream: Stream, data: ReportData) -> Outcome:
+        init = data.measurements.init
+        if init is None:
+            yield self.skip("the scale of the weights was not measured", [stream.name])
+        elif init.trained is None:
+            yield self.skip("it cannot be told whether the weights are as they were drawn", [stream.name])
+        elif init.trained is False:
+            shapes = {site.parameter: site.fan_in + site.fan_out for site in data.anatomy.weights}
+            weights = {weight.parameter: weight for weight in init.weights}
+            sizes = [_write(branch, weights, shapes) for branch in stream.branches]
+            known = [size for size in sizes if size is not None]
+            if len(known) < len(sizes):
+                yield self.skip("the scale of some writers is not known", [stream.name])
+            elif self.exceeds(sum(known), self.max_update):
+                yield self._large(stream, sum(known))
+
+    def _large(self, stream: Stream, size: float) -> Finding:
+        alpha = stream.branches[0].skip_scale or 1.0
+        return self.finding(
+            stream.name,
+            f"the trunk is multiplied by {number(alpha)} as in DeepNorm, and the initial weights are not scaled to "
+            f"it: one step moves the output by up to {number(size)} times what DeepNorm allows",
+            value=size,
+            against="max_update",
+        )
+
+
+def _odd(stream: Stream) -> list[Branch]:
+    """The branches whose trunk factor is not that of most branches of their kind."""
+    found: list[Branch] = []
+    for kind in dict.fromkeys(branch.kind for branch in stream.branches):
+        alike = [branch for branch in stream.branches if branch.kind == kind and branch.skip_scale is not None]
+        factors = [round(branch.skip_scale or 0.0, 6) for branch in alike]
+        usual = max(dict.fromkeys(factors), key=factors.count, default=1.0)
+        found += [branch for branch, factor in zip(alike, factors, strict=True) if factor != usual]
+    return found
+
+
+def _write(branch: Branch, weights: dict[str, WeightMeasure], fans: dict[str, int]) -> float | None:
+    """2g²/α² of one branch, g the largest gain of its writers relative to Xavier's; None where none is known."""
+    gains = [weights[w].std * math.sqrt(fans[w] / 2) for w in branch.writers if w in weights and w in fans]
+    alpha = branch.skip_scale
+    if not gains or not alpha:
+        return None
+    return 2 * max(gains) ** 2 / alpha**2

@@ -1,0 +1,40 @@
+"""What the checks share that look at norms on the sum of a stream."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from normprobe.records import Branch, Stream
+
+POST = ("post", "deepnorm")
+
+
+def on_the_trunk(stream: Stream) -> list[int]:
+    """The writes whose sum is normed, in a stream of which most blocks leave their sums alone.
+
+    Where most blocks end in a norm on their sum, the stream is post-norm in parts (as a conformer is), and nothing is
+    found. The final norm counts for no block.
+    """
+    held = [branch.placement in POST for branch in stream.branches]
+    if held and stream.branches[-1].post_norm == stream.final_norm:
+        held[-1] = False
+    normed = [i for i, on_sum in enumerate(held) if on_sum]
+    blocks = [branch.block for branch in stream.branches]
+    ended = {blocks[i] for i in normed}
+    return normed if 2 * len(ended) <= len(set(blocks)) and len(normed) < len(blocks) else []
+
+
+def unscaled_post(stream: Stream) -> bool:
+    """Whether every sum of a stream is normed and nothing on it is scaled."""
+    plain = all(b.skip == "identity" and b.skip_scale == 1.0 and b.branch_scale.kind == "none" for b in stream.branches)
+    return stream.placement == "post" and stream.topology == "ordinary" and plain
+
+
+def taken_behind(stream: Stream) -> bool:
+    """Whether each block takes its skip behind its own first norm: the norm on a block's sum lies in the next block."""
+    steps = [(a, b) for a, b in pairwise(stream.branches) if a.block != b.block]
+    return bool(steps) and all(_within(a.post_norm, b) for a, b in steps)
+
+
+def _within(norm: str | None, branch: Branch) -> bool:
+    return norm is not None and norm.startswith(f"{branch.block}.")

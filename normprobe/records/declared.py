@@ -1,0 +1,40 @@
+"""What a model's configuration says about norms, attention and readout."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from normprobe.records.base import Record
+
+Fact = Literal[
+    "eps",
+    "qk_norm",
+    "attention_softcap",
+    "attention_scale",
+    "window",
+    "input_multiplier",
+    "branch_multiplier",
+    "parallel",
+    "logit_multiplier",
+    "logit_softcap",
+    "tied",
+]
+
+
+class Declared(Record):
+    """One fact that a configuration states.
+
+    Attributes:
+        path: the module that holds the configuration, "." for the model itself; the fact is about what lies inside it
+            and in no module with a configuration of its own.
+        field: the name of the field, behind that of the part that it lies in ("text_config.final_logit_softcapping").
+        fact: what the field states: the eps of norms, whether queries and keys are normed, the soft-cap and the factor
+            on q·kᵀ, how many keys a query sees, the constant factors on embeddings, on what branches write and on
+            logits, whether branches run side by side, the soft-cap of logits, whether head and embedding are one.
+        value: of the fact: of `query_pre_attn_scalar` 64, the factor 0.125.
+    """
+
+    path: str
+    field: str
+    fact: Fact
+    value: bool | float

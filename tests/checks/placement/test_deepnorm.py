@@ -1,0 +1,113 @@
+"""NP211: DeepNorm's two factors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import normprobe
+from normprobe.records import WeightSite
+from tests import models
+from tests.checks import builders as b
+from tests.checks.placement.planted import found, judge
+
+
+def deepnorm(blocks: int, alpha: float, beta: float, odd: float | None = None) -> models.Built:
+    """Untrained blocks `norm(alpha x + f(x))` with Xavier weights times beta; `odd` is the alpha of one block."""
+    model, inputs = models.decoder("post", final=False, layers=blocks, skip=alpha)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_normal_(parameter, gain=beta if "out" in name or "down" in name or "up" in name else 1.0)
+        else:
+            nn.init.constant_(parameter, 1.0 if "norm" in name and "weight" in name else 0.0)
+    if odd is not None:
+        model.get_submodule("blocks.1.mix").skip = odd
+    return model.eval(), inputs
+
+
+def published(blocks: int) -> tuple[float, float]:
+    return (2 * blocks) ** 0.25, (8 * blocks) ** -0.25
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 6])
+def test_np211_is_silent_on_both_factors(blocks: int) -> None:
+    assert found("NP211", *deepnorm(blocks, *published(blocks)), level="forward") == ()
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 6])
+def test_np211_measures_what_alpha_without_beta_allows(blocks: int) -> None:
+    alpha, _ = published(blocks)
+    (finding,) = found("NP211", *deepnorm(blocks, alpha, 1.0), level="forward")
+    assert isinstance(finding.value, float)
+    assert finding.value == pytest.approx(4 * blocks / alpha**2, rel=0.2)  # 2N writes of 2·1²/α², the largest of two
+    assert (finding.limit, finding.severity.value) == (2.0, "warning")
+
+
+@pytest.mark.parametrize("odd", [1.0, 3.0])
+def test_np211_finds_a_layer_with_another_alpha(odd: float) -> None:
+    (finding,) = found("NP211", *deepnorm(4, *published(4), odd=odd))
+    assert (finding.where, finding.value) == ("blocks.1.mix", odd)
+    assert "is multiplied by" in finding.message
+
+
+def test_np211_needs_weights_and_says_so() -> None:
+    model, inputs = deepnorm(4, 2.0, 1.0)
+    report = normprobe.probe(models.to_meta(model), inputs)
+    assert [f for f in report.findings if f.code == "NP211"] == []
+    assert "the scale of the weights was not measured" in [s.why for s in report.skipped if s.what.startswith("NP211")]
+
+
+def stream(alphas: list[float | None], kinds: list[str] | None = None) -> Any:
+    writes = tuple(
+        b.branch(
+            f"blocks.{i}",
+            kind=(kinds or ["mlp"] * len(alphas))[i],
+            placement="deepnorm" if alpha != 1.0 else "post",
+            skip_scale=alpha,
+            writers=(f"w{i}",),
+        )
+        for i, alpha in enumerate(alphas)
+    )
+    return b.stream(branches=writes, depth=len(writes), placement="deepnorm", final_norm=None, needs_final_norm=False)
+
+
+def weighed(count: int, trained: bool | None, std: float) -> Any:
+    """Square writers of width 8: a standard deviation of √(1/8) is Xavier's."""
+    site = {"roles": ("writer",), "shape": (8, 8), "fan_in": 8, "fan_out": 8, "output_axis": 0, "kind": "linear"}
+    sites = tuple(WeightSite(parameter=f"w{i}", site=b.branch("x").add, **site) for i in range(count))
+    data = b.document(streams=(stream([2.0] * count),))
+    init = b.init(trained=trained, **{f"w{i}": std for i in range(count)})
+    return data.model_copy(
+        update={
+            "anatomy": data.anatomy.model_copy(update={"weights": sites}),
+            "measurements": data.measurements.model_copy(update={"init": init}),
+        }
+    )
+
+
+def test_np211_stands_at_its_limit() -> None:
+    xavier = math.sqrt(1 / 8)
+    assert judge("NP211", weighed(4, False, xavier * (1 - 1e-9))) == ((), ())  # 4 · 2 · 1 / 4
+    assert judge("NP211", weighed(4, False, xavier * 1.001))[0][0].value == pytest.approx(2.0, rel=0.01)
+    assert judge("NP211", weighed(4, True, 9.0)) == ((), ())
+    nothing, (skipped,) = judge("NP211", weighed(4, None, 9.0))
+    assert (nothing, skipped.why) == ((), "it cannot be told whether the weights are as they were drawn")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_np211_lets_no_broken_weight_pass(value: float) -> None:
+    assert len(judge("NP211", weighed(4, False, value))[0]) == 1
+
+
+def test_np211_compares_branches_of_one_kind_and_skips_learned_factors() -> None:
+    kinds = ["attention", "mlp"] * 2
+    found_, _ = judge("NP211", b.document(streams=(stream([2.0, 3.0] * 2, kinds),)))
+    assert found_ == ()
+    found_, (skipped,) = judge("NP211", b.document(streams=(stream([2.0, None]),)))
+    assert (found_, skipped.why) == ((), "the factor on the trunk is no constant")
+    assert judge("NP211", b.document()) == ((), ())
