@@ -14,6 +14,7 @@ from normprobe.cli.progress import progress
 from normprobe.cli.request import Request
 from normprobe.cli.signature import takes
 from normprobe.errors import SettingError
+from normprobe.report.baseline import against, baseline_of, read_baseline
 from normprobe.report.files import check_place
 from normprobe.report.formats import Format
 from normprobe.report.report import Report
@@ -105,9 +106,15 @@ def _audited(request: Request) -> int:
 def _answered(request: Request) -> Report:
     """The report, after it was written to where the request wants it."""
     format = pick(request.format, request.out)
-    if request.out is not None:
-        check_place(request.out)
+    for file in filter(None, (request.out, request.write_baseline)):
+        check_place(file)
+    known = read_baseline(request.baseline) if request.baseline is not None else None
     report = examine(request)
+    if request.write_baseline is not None:
+        report.save_baseline(request.write_baseline)
+        known = known or baseline_of(report.data)
+    if known is not None:
+        report = Report(against(report.data, known))
     deliver(report, format, request.out)
     return report
 

@@ -181,5 +181,22 @@ Config = Annotated[
     ),
 ]
 Isolated = Annotated[bool, typer.Option("--isolated", help="No file with settings.", rich_help_panel=_JUDGE)]
+BaselineOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--baseline",
+        help="File with known findings: only others fail the run.",
+        rich_help_panel=_JUDGE,
+        show_default=False,
+    ),
+]
+WriteBaseline = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        help="Write all findings to this file; without --baseline they are known from now on.",
+        rich_help_panel=_JUDGE,
+        show_default=False,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=_SHOW)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_SHOW)]

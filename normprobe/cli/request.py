@@ -41,6 +41,8 @@ class Request:
     select: opt.Select = None
     ignore: opt.Ignore = None
     fail_on: opt.FailOption = None
+    baseline: opt.BaselineOption = None
+    write_baseline: opt.WriteBaseline = None
     config: opt.Config = None
     isolated: opt.Isolated = False
     format: opt.FormatOption = None

@@ -32,7 +32,8 @@ class Severity(str, Enum):
 class Finding(Record):
     """One claim: what was found at `where`, the measured value, the limit and where the limit comes from.
 
-    `places` lists every place when one finding stands for several with the same value.
+    `places` lists every place when one finding stands for several with the same value. `known` says that a baseline
+    has it, so that it does not fail a run.
     """
 
     code: str = Field(pattern=r"^NP\d{3}$")
@@ -46,6 +47,7 @@ class Finding(Record):
     unit: str = ""
     source: str
     fix: str | None = None
+    known: bool = False
 
     @property
     def every_place(self) -> tuple[str, ...]:

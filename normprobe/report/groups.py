@@ -44,15 +44,16 @@ class FindingGroup:
             f"measured {measured}{unit}" if measured else "",
             f"limit {_text(limit)}{unit}" if limit is not None else "",
             f"source: {self.first.source}",
+            "known: in the baseline" if self.first.known else "",
         )
         return [part for part in parts if part]
 
 
 def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """One group for each severity and code, the worst severity first, then by code."""
-    groups: dict[tuple[int, str], list[Finding]] = {}
+    """One group for each severity and code, the worst severity first, then by code; what is known comes last."""
+    groups: dict[tuple[bool, int, str], list[Finding]] = {}
     for one in findings:
-        groups.setdefault((one.severity.rank, one.code), []).append(one)
+        groups.setdefault((one.known, one.severity.rank, one.code), []).append(one)
     return [FindingGroup(members[0], tuple(members)) for _, members in sorted(groups.items())]
 
 

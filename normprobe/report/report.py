@@ -27,6 +27,7 @@ from normprobe.records import (
     StreamMeasure,
     Target,
 )
+from normprobe.report.baseline import against, baseline_of, baseline_text, read_baseline
 from normprobe.report.files import write_whole
 from normprobe.report.formats import Format, content, named_by
 from normprobe.report.html import fragment
@@ -103,7 +104,7 @@ class Report:
         return min((one.severity for one in self.findings), key=lambda severity: severity.rank, default=None)
 
     def failed(self, fail_on: FailOn | Severity | None = None) -> bool:
-        """Whether there is a finding at least as bad as `fail_on`.
+        """Whether there is a finding at least as bad as `fail_on` that no baseline knows.
 
         Args:
             fail_on: "error", "warning", "note" or "never"; None for what the settings of the report say.
@@ -115,7 +116,7 @@ class Report:
         if fail_on == "never":
             return False
         limit = Severity(fail_on).rank
-        return any(one.severity.rank <= limit for one in self.findings)
+        return any(one.severity.rank <= limit and not one.known for one in self.findings)
 
     def judged(self, settings: Settings) -> Report:
         """The same report under other settings: what was measured stays, and the checks judge it anew.
@@ -127,6 +128,28 @@ class Report:
             SettingError: the settings name a check or a limit that does not exist.
         """
         return Report(judged(self.data, settings))
+
+    def save_baseline(self, path: str | os.PathLike[str]) -> None:
+        """Writes all findings as a baseline, which later reports can be held against.
+
+        Args:
+            path: the file, in a folder that exists.
+
+        Raises:
+            NormprobeError: it cannot be written there.
+        """
+        write_whole(path, baseline_text(baseline_of(self.data)))
+
+    def against(self, path: str | os.PathLike[str]) -> Report:
+        """The same report with the findings marked that a baseline knows; `failed` looks at the others alone.
+
+        Args:
+            path: a file that `save_baseline` or `--write-baseline` wrote.
+
+        Raises:
+            SettingError: there is no such file, or it is no baseline.
+        """
+        return Report(against(self.data, read_baseline(path)))
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain dicts, lists, strings and numbers, in the shape of `normprobe-report/1`.

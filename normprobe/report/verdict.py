@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from normprobe.checks.placement.missing_final_norm import undecided
 from normprobe.records import Anatomy, ReportData, Severity
-from normprobe.report.wording import tally
+from normprobe.report.wording import plural, tally
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one model.
+    """The verdict on one model; findings that a baseline knows are counted, and no more.
 
     Attributes:
         text: the counts by severity, "clean" where nothing was found and the model could be read.
-        worst: the worst severity among the findings, None when there are none.
+        worst: the worst severity among the new findings, None when there are none.
         read: whether the model's parts were read, so that the absence of findings says something.
     """
 
@@ -38,13 +38,20 @@ class Verdict:
 
 def verdict(data: ReportData) -> Verdict:
     """The counts; where no error or warning was found, also what could not be read at all."""
-    worst = min((one.severity for one in data.findings), key=lambda severity: severity.rank, default=None)
-    counts, gap = tally(one.severity for one in data.findings), _unread(data.anatomy)
+    new = [one.severity for one in data.findings if not one.known]
+    worst = min(new, key=lambda severity: severity.rank, default=None)
+    counts, gap = _counts(new, len(data.findings) - len(new)), _unread(data.anatomy)
     if worst in (Severity.ERROR, Severity.WARNING) or not gap:
         return Verdict(counts, worst, not gap)
     if worst is None and data.anatomy == Anatomy():
         return Verdict(f"nothing could be read; {gap}", worst, read=False)
-    return Verdict(f"{counts if worst else 'nothing found wrong'}; {gap}", worst, read=False)
+    return Verdict(f"{counts if data.findings else 'nothing found wrong'}; {gap}", worst, read=False)
+
+
+def _counts(new: list[Severity], known: int) -> str:
+    if not known:
+        return tally(new)
+    return f"{tally(new) if new else 'nothing new'}, {plural(known, 'finding')} known"
 
 
 def _unread(anatomy: Anatomy) -> str:

@@ -105,3 +105,25 @@ def test_the_demo_is_the_same_whatever_file_is_there(run: Run) -> None:
     told = run("demo").stdout
     assert "✗ 1 error" in told
     assert "Left out" not in told
+
+
+def test_a_baseline_is_written_and_then_only_new_findings_fail(run: Run) -> None:
+    quick = ("audit", DEMO, "--level", "structure", "--select", "NP201,NP208")
+    written = run(*quick, "--write-baseline", "known.json")
+    assert written.exit_code == 0
+    assert "nothing new, 1 finding known" in written.stdout
+    (entry,) = json.loads(Path("known.json").read_text())["findings"]
+    assert (entry["code"], entry["where"], entry["severity"]) == ("NP201", "blocks", "error")
+    assert run(*quick).exit_code == 1
+    assert run(*quick, "--baseline", "known.json", "--fail-on", "note").exit_code == 0
+    kept = Path("known.json").read_text()
+    Path("empty.json").write_text('{"schema": "normprobe-baseline/1", "findings": []}')
+    assert run(*quick, "--baseline", "empty.json", "--write-baseline", "known.json").exit_code == 1
+    assert Path("known.json").read_text() == kept
+
+
+@pytest.mark.parametrize("words", ["--baseline none.json", "--write-baseline no/b.json"])
+def test_a_baseline_that_cannot_be_is_told_before_the_work(run: Run, words: str) -> None:
+    result = run("audit", "no/such/model.py:build", *words.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words.split()[1] in result.stderr

@@ -1,0 +1,101 @@
+"""Baselines: findings that are known do not fail a run, new and worse ones do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from normprobe.errors import SettingError
+from normprobe.records import Finding, ReportData
+from normprobe.records.baseline import BASELINE, Baseline, KnownFinding
+from normprobe.report.wording import place, plural
+
+_MOST = 5  # entries that a note names
+
+
+def baseline_of(data: ReportData) -> Baseline:
+    """A baseline that holds every finding of `data`, one entry for each check and place, at its worst."""
+    entries: dict[tuple[str, str], KnownFinding] = {}
+    for finding in data.findings:
+        for where in finding.every_place:
+            entry = KnownFinding(code=finding.code, name=finding.name, severity=finding.severity, where=where)
+            old = entries.setdefault((finding.code, where), entry)
+            if entry.severity.rank < old.severity.rank:
+                entries[finding.code, where] = entry
+    return Baseline(model=data.target.class_name, findings=tuple(entries[key] for key in sorted(entries)))
+
+
+def baseline_text(baseline: Baseline) -> str:
+    """`baseline` as the content of a file: JSON with a line for each entry, so that differences are read easily."""
+    document = baseline.model_dump(mode="json", by_alias=True)
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in document["findings"])
+    head = [f" {json.dumps(key)}: {json.dumps(document[key], ensure_ascii=False)}" for key in ("schema", "model")]
+    return "{\n" + ",\n".join([*head, ' "findings": [' + (f"\n{rows}\n ]" if rows else "]")]) + "\n}\n"
+
+
+def read_baseline(path: str | os.PathLike[str]) -> Baseline:
+    """The baseline in a file.
+
+    Raises:
+        SettingError: there is no such file, or it is no baseline.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if isinstance(document, dict) and "schema" in document:
+            return Baseline.model_validate(document)
+        found = "a document without a schema"
+    except OSError as error:
+        found = error.strerror or str(error)
+    except ValidationError as error:
+        first = error.errors()[0]
+        found = f"{first['msg']} at `{'.'.join(map(str, first['loc'])) or 'the top'}`"
+    except ValueError as error:
+        found = f"no JSON text: {error}"
+    expected, hint = f"a document of schema {BASELINE}", "normprobe audit TARGET --write-baseline FILE makes one"
+    raise SettingError(f"cannot read a baseline from `{path}`", expected=expected, found=found, hint=hint)
+
+
+def against(data: ReportData, baseline: Baseline) -> ReportData:
+    """`data` with every finding marked that is known, and notes of entries that did not come again.
+
+    A finding is known where the baseline has its check at all its places, at least as severe.
+
+    Args:
+        data: a report.
+        baseline: what is known.
+    """
+    ranks = {(entry.code, entry.where): entry.severity.rank for entry in baseline.findings}
+    findings = tuple(finding.model_copy(update={"known": _known(finding, ranks)}) for finding in data.findings)
+    notes = tuple(dict.fromkeys((*data.notes, *_notes(data, baseline))))
+    return data.model_copy(update={"findings": findings, "notes": notes})
+
+
+def _known(finding: Finding, ranks: dict[tuple[str, str], int]) -> bool:
+    known = [ranks.get((finding.code, where)) for where in finding.every_place]
+    return all(rank is not None and rank <= finding.severity.rank for rank in known)
+
+
+def _notes(data: ReportData, baseline: Baseline) -> list[str]:
+    """What is to be said of the baseline: another model, entries that are gone, entries that were not looked for."""
+    notes = []
+    if baseline.model and data.target.class_name and baseline.model != data.target.class_name:
+        notes.append(f"the baseline is of {baseline.model}, this model is {data.target.class_name}")
+    found = {(finding.code, where) for finding in data.findings for where in finding.every_place}
+    missing = [entry for entry in baseline.findings if (entry.code, entry.where) not in found]
+    looked = set(data.checks) - {one.what.partition(" ")[0] for one in data.skipped}
+    if gone := [entry for entry in missing if entry.code in looked]:
+        notes.append(f"{_entries(gone)} no longer found: write the baseline anew")
+    if unseen := [entry for entry in missing if entry.code not in looked]:
+        notes.append(f"{_entries(unseen)} not looked for in full this time")
+    return notes
+
+
+def _entries(entries: list[KnownFinding]) -> str:
+    """`2 entries of the baseline are: NP401 at a, NP201 at b`, ready for what follows."""
+    named = ", ".join(f"{entry.code} at {place(entry.where)}" for entry in entries[:_MOST])
+    more = f" and {len(entries) - _MOST} more" if len(entries) > _MOST else ""
+    be = "is" if len(entries) == 1 else "are"
+    return f"{plural(len(entries), 'entry', 'entries')} of the baseline ({named}{more}) {be}"
