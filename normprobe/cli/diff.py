@@ -14,7 +14,7 @@ from normprobe.cli.output import pick, put, quiet_stdout, show
 from normprobe.cli.progress import progress
 from normprobe.errors import InputError, SettingError
 from normprobe.report.files import check_place, write_whole
-from normprobe.report.formats import Format
+from normprobe.report.formats import Format, check_reading
 
 if TYPE_CHECKING:
     from normprobe.report.diffs.report import DiffReport
@@ -76,6 +76,7 @@ def diff(
 def _answered(asked: dict[str, Any]) -> int:
     """The exit code, after the comparison was written."""
     out, form = asked["out"], pick(asked["format"], asked["out"])
+    check_reading(form)
     if out is not None:
         check_place(out)
     report = _compared(asked)

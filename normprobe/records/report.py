@@ -11,7 +11,7 @@ from normprobe.records.anatomy import Anatomy
 from normprobe.records.base import Record
 from normprobe.records.declared import Declared
 from normprobe.records.measurements import Level, Measurements
-from normprobe.records.settings import Settings
+from normprobe.records.settings import FailOn, Settings
 
 SCHEMA: Literal["normprobe-report/1"] = "normprobe-report/1"
 
@@ -53,6 +53,10 @@ class Finding(Record):
     def every_place(self) -> tuple[str, ...]:
         """All places that it stands for."""
         return self.places or (self.where,)
+
+    def fails(self, fail_on: FailOn | Severity) -> bool:
+        """Whether it fails a run that fails from `fail_on` on."""
+        return fail_on != "never" and not self.known and self.severity.rank <= Severity(fail_on).rank
 
 
 class Skipped(Record):

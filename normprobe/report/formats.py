@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from normprobe.errors import SettingError
 from normprobe.records import ReportData
-from normprobe.report import html, markdown
+from normprobe.report import github, html, junit, markdown, sarif
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -24,6 +24,9 @@ class Format(str, Enum):
     JSON = "json"
     HTML = "html"
     MARKDOWN = "markdown"
+    SARIF = "sarif"
+    GITHUB = "github"
+    JUNIT = "junit"
 
 
 SUFFIXES = {
@@ -32,7 +35,10 @@ SUFFIXES = {
     ".htm": Format.HTML,
     ".md": Format.MARKDOWN,
     ".txt": Format.RICH,
+    ".sarif": Format.SARIF,
+    ".xml": Format.JUNIT,
 }
+FOR_READING = (Format.RICH, Format.JSON, Format.HTML, Format.MARKDOWN)  # what a comparison of two models has too
 
 
 def named_by(path: Path, otherwise: Format, name: str, hint: str) -> Format:
@@ -59,6 +65,17 @@ def named_by(path: Path, otherwise: Format, name: str, hint: str) -> Format:
     return SUFFIXES[path.suffix.lower()]
 
 
+def check_reading(format: Format) -> None:
+    """Refuses a form that only the report on one model has.
+
+    Raises:
+        SettingError: `format` lists findings for a CI system.
+    """
+    if format not in FOR_READING:
+        expected = ", ".join(form.value for form in FOR_READING)
+        raise SettingError(f"a comparison has no form {format.value}", expected=expected, found=format.value)
+
+
 def content(data: ReportData, format: Format) -> str:
     """A report as the content of a file, with a newline at the end; `rich` is text of 100 columns without colour."""
     match format:
@@ -68,6 +85,12 @@ def content(data: ReportData, format: Format) -> str:
             return html.page(data)
         case Format.MARKDOWN:
             return markdown.document(data)
+        case Format.SARIF:
+            return sarif.document(data)
+        case Format.GITHUB:
+            return github.document(data)
+        case Format.JUNIT:
+            return junit.document(data)
         case Format.RICH:
             from rich.console import Console  # draws a random number as it is imported, which a probe must not
 

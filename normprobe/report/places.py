@@ -43,7 +43,7 @@ def ranges(paths: Iterable[str]) -> list[str]:
         path is covered and no path that was not given is.
     """
     distinct = list(dict.fromkeys(paths))
-    shapes = _grouped(distinct, lambda path: _INDEX.sub("\0", path))
+    shapes = _grouped(distinct, lambda path: tuple(_INDEX.split(path)))
     merged = [text for shape, members in shapes.items() for text in _merge(shape, members)]
     families = _grouped(merged, _parent).items()
     return [text for parent, names in families for text in ([_siblings(parent, names)] if parent else names)]
@@ -71,10 +71,10 @@ def _grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]
     return groups
 
 
-def _merge(shape: str, paths: Sequence[str]) -> list[str]:
-    """Paths of one shape: compress the numbers at one position after another while all others agree."""
+def _merge(shape: tuple[str, ...], paths: Sequence[str]) -> list[str]:
+    """Paths of one shape (the texts between numbers): compress one position after another while all others agree."""
     rows: list[tuple[str, ...]] = [tuple(_INDEX.findall(path)) for path in paths]
-    for position in range(shape.count("\0")):
+    for position in range(len(shape) - 1):
         others = _grouped(rows, lambda row, at=position: row[:at] + row[at + 1 :])  # type: ignore[misc]
         rows = [
             (*rest[:position], _runs([row[position] for row in group]), *rest[position:])
@@ -83,9 +83,8 @@ def _merge(shape: str, paths: Sequence[str]) -> list[str]:
     return [_filled(shape, row) for row in rows]
 
 
-def _filled(shape: str, labels: Sequence[str]) -> str:
-    parts = shape.split("\0")
-    return parts[0] + "".join(label + part for label, part in zip(labels, parts[1:], strict=True))
+def _filled(shape: tuple[str, ...], labels: Sequence[str]) -> str:
+    return shape[0] + "".join(label + part for label, part in zip(labels, shape[1:], strict=True))
 
 
 def _runs(labels: Sequence[str]) -> str:

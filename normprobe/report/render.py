@@ -18,7 +18,7 @@ def render(report: Report | ReportData, format: Format | str = Format.RICH, stre
 
     Args:
         report: a report or the document inside it.
-        format: "rich", "json", "html" or "markdown".
+        format: "rich", "json", "html", "markdown", "sarif", "github" or "junit".
         stream: a text stream, standard output by default; a terminal gets colour unless NO_COLOR is set.
 
     Raises:
@@ -39,7 +39,7 @@ def document(report: Report | ReportData, format: Format | str) -> str:
 
     Args:
         report: a report or the document inside it.
-        format: "rich", "json", "html" or "markdown".
+        format: "rich", "json", "html", "markdown", "sarif", "github" or "junit".
 
     Raises:
         ValueError: `format` is none of these.

@@ -112,11 +112,11 @@ class Report:
         Raises:
             ValueError: `fail_on` is none of these.
         """
-        fail_on = fail_on or self.data.settings.fail_on
-        if fail_on == "never":
+        limit = fail_on or self.data.settings.fail_on
+        if limit == "never":
             return False
-        limit = Severity(fail_on).rank
-        return any(one.severity.rank <= limit and not one.known for one in self.findings)
+        worst = Severity(limit)
+        return any(one.fails(worst) for one in self.findings)
 
     def judged(self, settings: Settings) -> Report:
         """The same report under other settings: what was measured stays, and the checks judge it anew.
@@ -180,7 +180,7 @@ class Report:
 
         Args:
             path: the file, in a folder that exists. Its suffix names the form: .json (or none) for the document that
-                `load` reads, .html, .md, or .txt for what a terminal shows.
+                `load` reads, .html, .md, .sarif, .xml (JUnit), or .txt for what a terminal shows.
 
         Raises:
             SettingError: no form has that suffix.

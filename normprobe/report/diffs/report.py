@@ -15,7 +15,7 @@ from normprobe.records import FailOn, Severity, Skipped
 from normprobe.records.diff import DIFF_SCHEMA, DiffData, Difference, OutputDiff, SignalDiff, Verdict, WeightPair
 from normprobe.report.diffs import content, html, markdown
 from normprobe.report.files import write_whole
-from normprobe.report.formats import FILE_WIDTH, Format, named_by, rich_text
+from normprobe.report.formats import FILE_WIDTH, Format, check_reading, named_by, rich_text
 from normprobe.report.wording import ascii_only
 
 _MOST = 12
@@ -95,14 +95,16 @@ class DiffReport:
         Raises:
             SettingError: comparisons have no such form.
         """
-        match Format(format):
+        form = Format(format)
+        check_reading(form)
+        match form:
             case Format.JSON:
                 return self.to_json() + "\n"
             case Format.HTML:
                 return html.page(self.data)
             case Format.MARKDOWN:
                 return markdown.document(self.data)
-            case Format.RICH:
+            case _:
                 return _text(self.data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
