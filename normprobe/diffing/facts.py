@@ -17,6 +17,7 @@ CLOSE = 1e-2  # choice: constants are recovered from behaviour to better than th
 _STREAM = ("width", "depth", "placement", "parallel", "input_multiplier", "topology", "copies")
 _BRANCH = ("kind", "placement", "parallel", "skip_scale", "skip")
 _ATTENTION = ("heads", "kv_heads", "head_dim", "scale", "softcap", "causal", "window", "sinks", "cross", "biased")
+_ACTIVATIONS = {"relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid"}
 _QK = ("kind", "axis", "rope")
 
 
@@ -56,6 +57,7 @@ def build_facts(a: Anatomy, b: Anatomy, pairs: Pairs) -> Said:
         yield from _stream(one, other)
     for pair in pairs.branches:
         yield from _branch(pair)
+        yield from _activations(a, b, pair)
     for x, y in pairs.attention:
         yield from _attention(x, y)
     yield from _head(a, b)
@@ -109,6 +111,21 @@ def _branch(pair: BranchPair) -> Said:
         factors = tuple(1.0 if scale.kind == "none" else scale.value for scale in (x, y))
         if not same(*factors):
             yield difference("branch", "branch_scale", ERROR, factors, where)
+
+
+def _activations(a: Anatomy, b: Anatomy, pair: BranchPair) -> Said:
+    """Activations behind the weights of a branch, where both models have as many weights there."""
+    places = tuple(zip(pair.streams, pair.index, strict=True))
+    held = [
+        [w for w in anatomy.weights if (w.stream, w.branch) == place]
+        for anatomy, place in zip((a, b), places, strict=True)
+    ]
+    if len(held[0]) != len(held[1]):
+        return
+    for x, y in zip(*held, strict=True):
+        values = x.followed_by, y.followed_by
+        if values[0] != values[1] and {*values} <= _ACTIVATIONS:
+            yield difference("branch", "activation", ERROR, values, (x.parameter, y.parameter))
 
 
 def _attention(a: AttentionSite, b: AttentionSite) -> Said:

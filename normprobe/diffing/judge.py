@@ -27,7 +27,7 @@ def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterat
     if signal is None:
         return
     apart = _output(signal)
-    if signal.first is not None:
+    if signal.first is not None and signal.sites[signal.first].kind != "output":
         site = signal.sites[signal.first]
         severity = NOTE if apart is False else ERROR
         again = (
@@ -44,6 +44,11 @@ def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterat
     if output is not None and output.shape_a != output.shape_b and output.shape_a[-1] != output.shape_b[-1]:
         sizes = output.shape_a[-1], output.shape_b[-1]
         yield difference("output", "size", ERROR, sizes, (output.a, output.b))
+
+
+def _worst(signal: SignalDiff | None) -> Severity:
+    """How bad other values are: a note where the outputs are the same all the same."""
+    return NOTE if signal is not None and _output(signal) is False else ERROR
 
 
 def _output(signal: SignalDiff) -> bool | None:
@@ -67,7 +72,7 @@ def weight_facts(
     weights: Sequence[WeightPair], signal: SignalDiff | None, init: Sequence[Initialisation | None]
 ) -> Iterator[Difference]:
     """Weights that hold other values, one difference for each relation; and other scales of fresh weights."""
-    worst = NOTE if signal is not None and _output(signal) is False else ERROR
+    worst = _worst(signal)
     yield from _relation(weights, "different", worst, "hold other values")
     yield from _relation(weights, "unlike", worst, "are there in one model alone or of other shapes")
     yield from _relation(weights, "scaled", worst, "are those of A times a constant")
@@ -76,14 +81,16 @@ def weight_facts(
     yield from _drawn(weights, init, NOTE if worst is NOTE else WARNING)
 
 
-def buffer_facts(buffers: Sequence[WeightPair]) -> Iterator[Difference]:
+def buffer_facts(buffers: Sequence[WeightPair], signal: SignalDiff | None) -> Iterator[Difference]:
     """Floating buffers that hold other values: rounded tables of rotary angles, running statistics."""
-    for relation, told in (("rounded", "are equal after rounding"), ("different", "hold other values")):
-        found = [pair for pair in buffers if pair.relation == relation]
+    other = "different", "scaled", "reordered"
+    kinds = ("rounded", WARNING, ("rounded",), "are equal after rounding"), ("values", _worst(signal), other, "differ")
+    for relation, severity, relations, told in kinds:
+        found = [pair for pair in buffers if pair.relation in relations]
         if found:
             where = tuple((pair.a[0], pair.b[0]) for pair in found)
             message = f"{plural(len(found), 'floating buffer')} of {len(buffers)} {told}"
-            first = difference("weights", f"buffers_{relation}", WARNING, (None, None), where[0], message)
+            first = difference("weights", f"buffers_{relation}", severity, (None, None), where[0], message)
             yield first.model_copy(update={"where": where})
 
 

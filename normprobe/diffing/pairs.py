@@ -176,6 +176,10 @@ def _inside(site: AttentionSite, branch: Branch) -> bool:
 def _norms(found: Pairs, a: Anatomy, b: Anatomy) -> None:
     """Norms by their places on streams, branches and attention sites; the others by role and order."""
     taken_a, taken_b = ({norm for branch in alone for norm in _norms_of(branch)} for alone in found.alone)
+    for x, y in found.attention:
+        if (x.qk_norm is None) != (y.qk_norm is None):  # the attention site says it
+            taken_a |= set(_of_queries(x))
+            taken_b |= set(_of_queries(y))
     for subject, slot, path_a, path_b, near in _slots(found):
         one = a.norm(path_a) if path_a else None
         other = b.norm(path_b) if path_b else None
@@ -193,6 +197,11 @@ def _norms(found: Pairs, a: Anatomy, b: Anatomy) -> None:
 
 def _norms_of(branch: Branch) -> Iterator[str]:
     return (norm for norm in (branch.pre_norm, branch.output_norm, branch.post_norm) if norm is not None)
+
+
+def _of_queries(site: AttentionSite) -> Iterator[str]:
+    held = site.qk_norm
+    return (norm for norm in (held.query, held.key) if norm is not None) if held is not None else iter(())
 
 
 def _left(anatomy: Anatomy, taken: set[str]) -> list[NormSite]:

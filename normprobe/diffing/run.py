@@ -145,7 +145,7 @@ class _Diff:
         output, lost = compare_outputs(a, b)
         init = [measure_initialisation(side.model, side.anatomy, self.seed)[0] for side in (a, b)]
         self.found += [*signal_facts(signal, output), *weight_facts(weights, signal, init)]
-        self.found += buffer_facts(compare_buffers(a.model, b.model, self.seed))
+        self.found += buffer_facts(compare_buffers(a.model, b.model, self.seed), signal)
         self.skipped += [*unseen, *lost]
         return data.model_copy(update={"weights": weights, "signal": signal, "output": output})
 

@@ -27,8 +27,11 @@ class RMS(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, softcap: float | None = None, scale: float | None = None, fused: bool = False) -> None:
+    def __init__(
+        self, softcap: float | None = None, scale: float | None = None, fused: bool = False, qk_norm: bool = False
+    ) -> None:
         super().__init__()
+        self.norms = nn.ModuleList(RMS(WIDTH // HEADS) for _ in range(2)) if qk_norm else None
         self.softcap, self.scale, self.fused = softcap, scale or (WIDTH // HEADS) ** -0.5, fused
         names = ("qkv",) if fused else ("q", "k", "v")
         for name in names:
@@ -38,6 +41,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = self.qkv(x).chunk(3, -1) if self.fused else (self.q(x), self.k(x), self.v(x))
         q, k, v = (row.unflatten(-1, (HEADS, -1)).transpose(1, 2) for row in rows)
+        if self.norms is not None:
+            q, k = self.norms[0](q), self.norms[1](k)
         logits = 3 * (q @ k.transpose(-1, -2)) * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
@@ -49,13 +54,14 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, norm: dict[str, Any], attention: dict[str, Any]) -> None:
         super().__init__()
+        self.function = F.gelu
         self.first, self.second = RMS(WIDTH, **norm), RMS(WIDTH, **norm)
         self.attention = Attention(**attention)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.first(x))
-        return x + self.down(F.gelu(self.up(self.second(x))))
+        return x + self.down(self.function(self.up(self.second(x))))
 
 
 class Decoder(nn.Module):

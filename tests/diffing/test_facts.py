@@ -90,6 +90,34 @@ def test_attention_facts(options: dict[str, Any], fact: str, values: tuple[Any, 
     assert told(back)[f"attention {fact}"][1:] == (b, a)
 
 
+def test_qk_norm_of_one_model_is_said_once() -> None:
+    normed = decoder(attention={"qk_norm": True})
+    plain = decoder()
+    plain.load_state_dict({name: v for name, v in normed.state_dict().items() if "norms" not in name})
+    found = told(normprobe.diff(normed, plain, tokens()))
+    assert found.pop("attention qk_norm") == ("error", "rmsnorm", None)
+    assert found.keys() == {"signal parting", "output values"}
+
+
+def test_eps_of_a_query_norm() -> None:
+    other = decoder(attention={"qk_norm": True})
+    norms: Any = other.blocks[1].attention.norms
+    norms[0].eps = 1e-2
+    report = normprobe.diff(decoder(attention={"qk_norm": True}), other, tokens())
+    assert next((d.fact, d.where) for d in report.differences) == (
+        "eps",
+        (("blocks.1.attention.norms.0", "blocks.1.attention.norms.0"),),
+    )
+
+
+def test_another_activation() -> None:
+    other = decoder()
+    other.blocks[2].function = torch.relu
+    found = normprobe.diff(decoder(), other, tokens()).differences[0]
+    assert (found.fact, found.a, found.b) == ("activation", "gelu", "relu")
+    assert found.where == (("blocks.2.up.weight", "blocks.2.up.weight"),)
+
+
 def test_one_gain_of_other_values() -> None:
     other = decoder()
     with torch.no_grad():

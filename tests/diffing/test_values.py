@@ -74,6 +74,17 @@ def test_fresh_weights_of_another_scale() -> None:
     assert [path for path, _ in found.where] == [f"blocks.{i}.down.weight" for i in range(3)]
 
 
+def test_buffers_of_other_values_are_errors_where_they_act() -> None:
+    models = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).eval() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1][1].running_mean += 1  # type: ignore[operator]
+    found = normprobe.diff(*models, torch.randn(4, 8)).differences
+    assert [(d.severity.value, f"{d.subject} {d.fact}") for d in found] == [
+        ("error", "output values"),
+        ("error", "weights buffers_values"),
+    ]
+
+
 def test_rounded_buffers_are_told() -> None:
     a, b = decoder(), decoder()
     for model in (a, b):
