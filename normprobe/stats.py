@@ -247,8 +247,9 @@ def growth(values: Sequence[float]) -> Growth:
         values: token-median RMS after each write, L writes.
 
     Returns:
-        Exponent p of rms ∝ l^p, its 95 % interval (Student's t, L - 2 degrees of freedom) and R² (1 where
-        the stream is constant); NaN with fewer than four writes, or a value that is not finite or positive.
+        Exponent p of rms ∝ l^p, its 95 % interval (Student's t, L - 2 degrees of freedom) and R² (NaN where the stream
+        is constant: there is no spread to explain); all NaN with fewer than four writes, or a value that is not finite
+        or positive.
 
     Source: p = 1/2 for independent unit writes (Xiong et al. 2020, lemma 2).
     """
@@ -262,7 +263,7 @@ def growth(values: Sequence[float]) -> Growth:
     rest = math.fsum((b - y_mean - slope * (a - x_mean)) ** 2 for a, b in zip(x, y, strict=True))
     total = math.fsum((b - y_mean) ** 2 for b in y)
     half = student_t(0.95, count - 2) * math.sqrt(rest / (count - 2) / spread)
-    fit = 1.0 if total == 0 else 1.0 - rest / total
+    fit = math.nan if total == 0 else 1.0 - rest / total
     return Growth(exponent=slope, interval=(slope - half, slope + half), r_squared=fit, writes=count)
 
 

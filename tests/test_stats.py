@@ -121,9 +121,10 @@ def test_growth_interval_covers_the_truth_in_95_percent_of_noisy_streams() -> No
     assert covered == pytest.approx(0.95, abs=0.015)  # three standard deviations
 
 
-def test_growth_of_a_constant_stream_is_zero_and_fits() -> None:
+def test_growth_of_a_constant_stream_is_zero_and_has_no_spread_to_explain() -> None:
     fit = stats.growth([2.0] * 6)
-    assert (fit.exponent, fit.r_squared) == (0.0, 1.0)
+    assert (fit.exponent, fit.interval) == (0.0, (0.0, 0.0))
+    assert math.isnan(fit.r_squared)
 
 
 @pytest.mark.parametrize("values", [[], [1.0] * 3, [1.0, 2.0, NAN, 4.0], [1.0, 2.0, 3.0, INF], [1, 1, 1, 0.0]])

@@ -25,18 +25,22 @@ _LARGEST = 1 << 18  # places of a mask that are computed
 _PROBES = (0.0, 0.01, 0.02, 1e4, 1e6, -1e6)  # logits whose way through a score function is looked at
 
 
-def scores(arguments: Mapping[str, Any], rows: Tensor) -> tuple[Tensor, Tensor]:
+def scores(arguments: Mapping[str, Any], rows: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
     """The logits of some query rows of flex attention, −inf where its mask hides, and its scaled q·kᵀ: [B, H, R, T].
 
     Args:
         arguments: of the call, by name.
         rows: indices of the query rows, [R].
+        heads: which query heads, the H of the result; with all that share their key heads.
     """
     query, key = arguments["query"], arguments["key"]
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scaled = query.index_select(2, rows).float() @ key.float().mT * arguments["scale"]
-    samples, heads, columns = (torch.arange(n, device=rows.device) for n in (*query.shape[:2], key.shape[2]))
-    places = samples, heads, rows, columns
+    group = query.shape[1] // key.shape[1]
+    shared = key[:, heads.start // group : heads.stop // group].float()
+    some = query[:, heads].index_select(2, rows).float()
+    grouped = some.reshape(len(some), shared.shape[1], -1, some.shape[-1])
+    scaled = (grouped @ shared.mT * arguments["scale"]).view(*some.shape[:3], -1)
+    samples, columns = (torch.arange(n, device=rows.device) for n in (len(query), key.shape[2]))
+    places = samples, torch.arange(heads.start, heads.stop, device=rows.device), rows, columns
     made = _over_all(arguments["score_mod"], arguments.get("score_buffers", ()), 1)(scaled, *places)
     shown = _over_all(arguments["block_mask"][-1], arguments.get("mask_buffers", ()), 0)(*places)
     return made.masked_fill(~shown, -torch.inf), scaled

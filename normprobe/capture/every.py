@@ -11,7 +11,7 @@ from torch import nn
 
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
-from normprobe.capture.watch import Frame, Handler, Watched, Watcher
+from normprobe.capture.watch import ALL, Frame, Handler, Watched, Watcher
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.capture.writes import Keeper
 from normprobe.records import OpSite
@@ -30,7 +30,7 @@ def watch_every(model: nn.Module, inputs: Inputs, make: Make, *, grad: bool = Fa
     """
     with untouched(model) as keeper, torch.set_grad_enabled(grad):
         watcher = _Everything(make, keeper)
-        with wrapped_forwards(model, watcher.around), watcher.modes(True):
+        with wrapped_forwards(model, watcher.around), watcher.modes(ALL):
             output = invoke(model, inputs)
         watcher.settle()
     return Watched(output, (), watcher.failed)

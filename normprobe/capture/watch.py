@@ -29,7 +29,7 @@ class Handler:
     """What is told about one watched operation; arguments come by the names of the operator's schema.
 
     Tensors belong to the running forward: a handler reads them and keeps none. Its own operations are not
-    watched, and automatic mixed precision is off for them.
+    watched, and automatic mixed precision, gradients and inference mode are off for them.
     """
 
     def before(self, arguments: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ def watch(
     """
     with untouched(model) as keeper, torch.set_grad_enabled(grad):
         watcher = Watcher(handlers, keeper, everywhere)
-        with wrapped_forwards(model, watcher.around), watcher.modes(_ALL):
+        with wrapped_forwards(model, watcher.around), watcher.modes(ALL):
             output = invoke(model, inputs, place and partial(without_modes, place))
         watcher.settle()
     return Watched(output, tuple(watcher.unseen), watcher.failed)
@@ -101,7 +101,7 @@ def watch(
 
 _Plan = dict[str, dict[int, OpSite]]  # operation, ordinal
 _FUNCTIONS = frozenset(function.__name__ for function in COMPOSITES if not isinstance(function, OperatorBase))
-_OFF, _WHOLE, _ALL = 0, 1, 2  # what is seen: nothing, torch functions that count as a whole, every operation
+_OFF, _WHOLE, ALL = 0, 1, 2  # what is seen: nothing, torch functions that count as a whole, every operation
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class Watcher:
         self.runs[path] = execution + 1
         first = path == "." and execution == 0
         frame = self.root if first else Frame(self.plans.get((path, execution), {}))
-        sees = _ALL if self.everywhere else _needed(frame.plan)
+        sees = ALL if self.everywhere else _needed(frame.plan)
         if sees == self.sees:
             return self.within(frame, forward, args, kwargs)
         with self.modes(sees):
@@ -168,11 +168,11 @@ class Watcher:
     def _innermost(self) -> bool:
         """Whether no other mode was entered since those of ours that are on."""
         inner = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
-        return inner[0] is self.functions and (self.sees != _ALL or inner[1] is self.dispatch)
+        return inner[0] is self.functions and (self.sees != ALL or inner[1] is self.dispatch)
 
     def _switch(self, sees: int) -> None:
         before, self.sees = self.sees, sees
-        modes: tuple[tuple[int, AbstractContextManager[Any]], ...] = (_ALL, self.dispatch), (_WHOLE, self.functions)
+        modes: tuple[tuple[int, AbstractContextManager[Any]], ...] = (ALL, self.dispatch), (_WHOLE, self.functions)
         for least, mode in modes:
             if before < least <= sees:
                 mode.__enter__()
@@ -215,12 +215,10 @@ class Watcher:
         if getattr(method, "__func__", None) in _DEAF or site in self.failed:
             return
         try:
-            with self._alone(), without_autocast(), torch.no_grad():
+            with self._alone(), without_autocast(), torch.inference_mode(False), torch.no_grad():
                 method(*arguments)
-        except ValueError as error:  # a handler's own words
-            self.failed[site] = str(error)
         except Exception as error:  # what cannot be measured must not stop the forward; the caller reports it
-            self.failed[site] = f"looking at it raised {type(error).__name__}: {error}"
+            self.failed[site] = reason(error)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -232,6 +230,11 @@ class Watcher:
             _disable_current_modes() if dispatched else nullcontext(),
         ):
             yield
+
+
+def reason(error: Exception) -> str:
+    """Why something could not be looked at: the words of a `ValueError`, which are the handler's; others are named."""
+    return str(error) if isinstance(error, ValueError) else f"looking at it raised {type(error).__name__}: {error}"
 
 
 class _Dispatch(DispatchMode):
@@ -280,7 +283,7 @@ def _needed(plan: _Plan) -> int:
     """How much must be seen of a module to see what is watched directly inside it."""
     if not plan:
         return _OFF
-    return _WHOLE if plan.keys() <= _FUNCTIONS else _ALL
+    return _WHOLE if plan.keys() <= _FUNCTIONS else ALL
 
 
 def _by_name(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,5 +44,5 @@ def second_moment(follower: Follower, gain: float) -> float | None:
 @cache
 def _normal() -> tuple[Tensor, Tensor]:
     """Points and their weights under the standard normal density."""
-    z = torch.linspace(-_END, _END, _POINTS, dtype=torch.float64)
+    z = torch.linspace(-_END, _END, _POINTS, dtype=torch.float64, device="cpu")
     return z, (-z.square() / 2).exp() / math.sqrt(2 * math.pi) * (2 * _END / (_POINTS - 1))

@@ -7,18 +7,17 @@ head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from normprobe.capture.composites import scores
 from normprobe.capture.watch import Handler
+from normprobe.measures import flex
 from normprobe.measures import logit_masks as masks
+from normprobe.measures.logit_operands import Operands, look
 from normprobe.measures.logit_rows import sampled_rows
-from normprobe.measures.logits import LogitStats, RowStats, joined, largest_seen, logit_stats, row_stats
+from normprobe.measures.logits import LogitStats, RowStats, joined, largest_of, largest_seen, logit_stats
 from normprobe.measures.padding import fitting
 from normprobe.measures.qk import QKHandler
 from normprobe.measures.qk_norms import Lengths, Norms, norms
@@ -29,29 +28,6 @@ from normprobe.records import AttentionMeasure, AttentionSite, Basis, HeadLogits
 _TOLD = "sampled_max", "uncapped_max", "std", "entropy", "saturated", "first_token", "sink"
 _MARGINS = "std", "entropy", "saturated", "first_token", "sink"
 _LENGTHS = "bound", "q_rms", "k_rms"
-_PIECE = 4 * 2**20  # logits in one go
-
-
-@dataclass(frozen=True)
-class _Operands:
-    """What the logits of the sampled rows are made of; `mask` has 4 axes that broadcast to [B, H, R, T], `first` is the
-    first key of each sample that counts (None: 0), `sinks` are logits [B, H, R, S] of no key."""
-
-    q_BHRD: Tensor
-    k_BKTD: Tensor
-    scale: float
-    mask: Tensor | None
-    softcap: float | None = None
-    first_B: Tensor | None = None
-    sinks: Tensor | None = None
-
-    @classmethod
-    def of_logits(cls, logits_BHRT: Tensor, first_B: Tensor | None, sinks: Tensor | None = None) -> _Operands:
-        """Logits that are known, −inf where hidden, as a bias of q·k = 0."""
-        batch, heads, rows, keys = logits_BHRT.shape
-        zeros = logits_BHRT.new_zeros(1, dtype=torch.float32)
-        q, k = zeros.expand(batch, heads, rows, 1), zeros.expand(batch, heads, keys, 1)
-        return cls(q, k, 1.0, logits_BHRT, first_B=first_B, sinks=sinks)
 
 
 class Seen(NamedTuple):
@@ -93,8 +69,9 @@ class LogitHandler(Handler):
     All query rows are looked at where there are at most `logit_rows.ROWS` or `exact` asks for them, else a seeded
     sample of that many, one from each stretch of the sequence, the same for every head and sample. `bound` is
     max|q|·max|k|·|scale| over all rows, and the largest bias more where the mask adds one; where only the logits are
-    seen (a softmax) or a function of the model's own makes them of q·k (flex) it is the largest of all rows, which is
-    exact. Rows and keys that are padding are left out.
+    seen (a softmax) or a function of the model's own changes q·k (flex) it is the largest of all rows, which is exact;
+    for the latter every logit is computed once more, `flex.PIECE` in one go. Rows and keys that are padding are left
+    out.
     """
 
     def __init__(
@@ -110,11 +87,12 @@ class LogitHandler(Handler):
         self.together, self.scratch = together or Together(tell, alike), scratch or Scratch()
         self.length = 0
         self._measure: AttentionMeasure | None = None
+        self.failed: str | None = None
         self.qk = None if site.product is None else QKHandler(site.product, site.softcap is not None, self._sample)
 
     @property
     def measure(self) -> AttentionMeasure | None:
-        """The numbers; None where the site was not seen."""
+        """The numbers; None where the site was not seen, or could not be told for the reason `failed`."""
         self.together.finish()
         return self._measure
 
@@ -142,8 +120,8 @@ class LogitHandler(Handler):
         bias = masks.largest(mask, q.shape[1]) if mask is not None and mask.is_floating_point() else None
         all_rows = partial(_all_rows, norms(q, k, queries, keys), scale, bias)
         chosen = masks.without_padding(chosen, queries, rows)
-        operands = _Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap, _first(keys))
-        self._finish(operands, all_rows, q, rows)
+        operands = Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap, _first(keys))
+        self._finish(look(operands, self.scratch), all_rows, q, rows, queries)
 
     def _chosen(self, mask: Tensor | None, rows: Tensor, keys: int, causal: bool) -> Tensor | None:
         """The sampled rows of a mask, and of that of causal attention."""
@@ -154,16 +132,13 @@ class LogitHandler(Handler):
     def _from_scores(self, arguments: Mapping[str, Any]) -> None:
         q, k = arguments["query"], arguments["key"]
         rows, queries, keys = self._rows(q), self._padding(q), self._padding(k)
-        bounds = [
-            masks.largest(scores(arguments, some)[0], q.shape[1], None if queries is None else queries[:, some])
-            for some in torch.split(torch.arange(q.shape[2], device=q.device), len(rows))
-        ]
-        bound = tuple(torch.tensor(bounds).amax(0).tolist())  # NaN wins
-        all_rows = norms(q, k, queries, keys).lengths(1.0)._replace(bound=bound)
-        logits, products = scores(arguments, rows)
-        chosen = masks.rows_without_padding(masks.hide(logits), queries, rows)
-        uncapped = None if self.site.softcap is None else largest_seen(products, chosen)
-        self._finish(_Operands.of_logits(chosen, _first(keys)), lambda: all_rows, q, rows, uncapped)
+        looked = flex.look_at(arguments, rows, queries, _first(keys), self.site.softcap is not None, self.scratch)
+        all_rows = norms(q, k, queries, keys).lengths(float(arguments["scale"]))
+        if len(rows) == q.shape[2]:
+            all_rows = all_rows._replace(bound=largest_of(looked))
+        elif not flex.keeps_products(arguments):
+            all_rows = all_rows._replace(bound=flex.largest(arguments, queries))
+        self._finish(looked, lambda: all_rows, q, rows, queries)
 
     def _from_logits(self, arguments: Mapping[str, Any]) -> None:
         if not any(word in self.site.kernel for word in ("softmax", "aten.exp", "unknown")):
@@ -181,8 +156,9 @@ class LogitHandler(Handler):
         unknown = (None,) * logits.shape[1]
         rms = (unknown, unknown) if self.qk is None else self.qk.rms(logits, queries, keys)
         all_rows = Lengths(masks.largest(logits, logits.shape[1], queries), *rms)
-        operands = _Operands.of_logits(chosen, _first(keys), sinks)
-        self._finish(operands, lambda: all_rows, logits, rows, self._uncapped(chosen))
+        looked = look(Operands.of_logits(chosen, _first(keys), sinks), self.scratch)
+        uncapped = self._uncapped(chosen)
+        self._finish(looked, lambda: all_rows, logits, rows, queries, sinks is not None, uncapped)
 
     def _uncapped(self, chosen_BHRT: Tensor) -> tuple[float | None, ...] | None:
         """The largest logits of the sampled rows before a soft cap, by q·kᵀ; None where there is no cap."""
@@ -206,17 +182,22 @@ class LogitHandler(Handler):
 
     def _finish(
         self,
-        operands: _Operands,
+        looked: RowStats,
         all_rows: Callable[[], Lengths],
         source: Tensor,
         rows: Tensor,
+        padding_BQ: Tensor | None,
+        sinks: bool = False,
         uncapped: tuple[float | None, ...] | None = None,
     ) -> None:
-        looked, every = source.shape[0] * len(rows), source.shape[2]
-        dtype = str(source.dtype).removeprefix("torch.")
-        basis = Basis(unit="logit", dtype=dtype, count=looked, exact=len(rows) == every)
-        seen = Seen(_look(operands, self.scratch), len(rows) / max(1, every), all_rows)
-        self.together.add(seen, partial(self._tell, basis, operands.sinks is not None, uncapped))
+        count = source.shape[0] * len(rows) if padding_BQ is None else int((~padding_BQ[:, rows]).sum())
+        every, dtype = source.shape[2], str(source.dtype).removeprefix("torch.")
+        basis = Basis(unit="logit", dtype=dtype, count=count, exact=len(rows) == every)
+        seen = Seen(looked, len(rows) / max(1, every), all_rows)
+        self.together.add(seen, partial(self._tell, basis, sinks, uncapped), self._refuse)
+
+    def _refuse(self, why: str) -> None:
+        self.failed = why
 
     def _tell(self, basis: Basis, sinks: bool, uncapped: tuple[float | None, ...] | None, told: Told) -> None:
         logits, all_rows = told
@@ -253,30 +234,3 @@ def _parted(logits: Tensor, rows: Tensor, sinks: tuple[int, int]) -> tuple[Tenso
     start, stop = sinks
     keys = logits[..., :start] if start else logits[..., stop:]
     return keys, logits[..., start:stop].index_select(2, rows)
-
-
-def _look(operands: _Operands, scratch: Scratch) -> RowStats:
-    """All rows of all heads, so many in one go that their logits stay small."""
-    q, k, mask = operands.q_BHRD, operands.k_BKTD, operands.mask
-    key_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    a_row = q.shape[0] * group * k.shape[2]
-    height = max(1, min(q.shape[2], _PIECE // max(1, a_row)))
-    step = max(1, _PIECE // max(1, a_row * height))
-    looked = []
-    for start in range(0, key_heads, step):
-        stop = min(key_heads, start + step)
-        heads = slice(start * group, stop * group)
-        parts = []
-        for row in range(0, q.shape[2], height):
-            rows = slice(row, row + height)
-            few, sunk = (None if each is None else _part(each, heads, rows) for each in (mask, operands.sinks))
-            some = q[:, heads, rows], k[:, start:stop], operands.scale, few, operands.softcap
-            parts.append(row_stats(*some, first_B=operands.first_B, sinks=sunk, scratch=scratch))
-        looked.append(joined(parts, -1))
-    return joined(looked, 1)
-
-
-def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
-    """The mask of these heads and rows; the mask itself where it is that of all."""
-    part = mask if mask.shape[1] == 1 or heads.stop - heads.start == mask.shape[1] else mask[:, heads]
-    return part if part.shape[2] == 1 or rows.stop - rows.start >= part.shape[2] else part[:, :, rows]

@@ -209,7 +209,7 @@ def _kept(stored: _Stored, batch: Moments, norm: NormSite) -> KeptStatistics | N
     shift = (batch.mean - stored.mean) / variance.sqrt()
     ratio = (batch.squares / (batch.values - 1) + eps) / variance
     pairs = zip(shift.tolist(), ratio.tolist(), strict=True)
-    divergence = torch.tensor([theory.gaussian_divergence(s, r) for s, r in pairs], dtype=torch.float64)
+    divergence = torch.tensor([theory.gaussian_divergence(s, r) for s, r in pairs], dtype=torch.float64, device="cpu")
     worst = int(divergence.argmax())
     return KeptStatistics(
         mean_shift=float(shift.abs().quantile(0.5)),

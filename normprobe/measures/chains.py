@@ -33,10 +33,12 @@ from normprobe.records import Branch, OpSite, Skipped, Stream
 
 @dataclass(frozen=True)
 class State:
-    """One state of the signal; the tensor itself is not kept. `rms` leaves padding out and is in the signal's unit."""
+    """One state of the signal; the tensor itself is not kept. `rms` leaves padding out and is in the signal's unit, of
+    `count` entries."""
 
     trunk: Trunk
     rms: float
+    count: int
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
@@ -47,7 +49,9 @@ class State:
         """The state that `x` is; None where autograd does not know it."""
         if not (x.requires_grad and x.is_floating_point()):
             return None
-        return cls(trunk, rms(x, trunk), x.shape, x.dtype, x.device, get_gradient_edge(x))
+        x_BSC = trunk.states(x)
+        count = trunk.tokens(x_BSC).number * x_BSC.shape[-1]
+        return cls(trunk, rms(x, trunk), count, x.shape, x.dtype, x.device, get_gradient_edge(x))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class Depth(Extra):
         writes = [(stream, branch) for stream in subject.anatomy.streams for branch in _writes(stream)]
         if not writes:
             return None, (Skipped(what="depth", why="the model has no residual stream"),)
-        drawn = torch.randperm(len(writes), generator=torch.Generator().manual_seed(subject.seed))[:MOST]
+        generator = torch.Generator().manual_seed(subject.seed)
+        drawn = torch.randperm(len(writes), generator=generator, device="cpu")[:MOST]
         skips = [_WithoutWrite(*writes[int(index)]) for index in drawn.sort().values]
         trials = Trials(subject, [*skips, *_early_ends(subject)])
         if trials.reference is None:

@@ -139,8 +139,8 @@ def _picks(seed: int, *parts: tuple[int, int]) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for size, count in parts:
-        edges = torch.arange(count + 1) * size // count
-        found.append(edges[:-1] + (torch.rand(count, generator=generator) * edges.diff()).long())
+        edges = torch.arange(count + 1, device="cpu") * size // count
+        found.append(edges[:-1] + (torch.rand(count, generator=generator, device="cpu") * edges.diff()).long())
     return tuple(found)
 
 
@@ -153,7 +153,7 @@ def _orthogonal(matrix: Tensor, seed: int, step: float) -> float | None:
     some = long[picked.to(long.device)].double().cpu()
     products = some @ some.T
     length = float(products.diagonal().mean())
-    apart = products - length * torch.eye(len(some), dtype=torch.float64)
+    apart = products - length * torch.eye(len(some), dtype=torch.float64, device="cpu")
     if not length > 0 or float(apart.abs().max()) > (1e-4 + step) * length:
         return None
     return math.sqrt(length / some.shape[1])
@@ -216,7 +216,7 @@ def _truncated(ordered: Tensor, values: _Values, cut: float) -> list[tuple[float
 def _follows(ordered: Tensor, distribution: Callable[[Tensor], Tensor]) -> bool:
     """Whether sorted values follow a distribution function (Kolmogorov-Smirnov)."""
     n = len(ordered)
-    ahead = distribution(ordered) - torch.arange(n) / n
+    ahead = distribution(ordered) - torch.arange(n, device=ordered.device) / n
     low, high = (float(v) for v in ahead.aminmax())
     return max(high, 1 / n - low) * math.sqrt(n) <= _KS
 

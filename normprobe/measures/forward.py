@@ -123,6 +123,6 @@ def _attention(
         if measure is not None:
             measures.append(measure)
         else:
-            why = watched.reason(site) or "the handler was told of no arguments"
+            why = watched.reason(site) or handler.failed or "the handler was told of no arguments"
             skipped.append(Skipped(what=f"attention logits {site.path}#{site.op}:{site.ordinal}", why=why))
     return tuple(measures), skipped

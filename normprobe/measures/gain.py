@@ -76,7 +76,7 @@ def _chain(chain: Chain, value: Tensor) -> ChainGain:
     first = chain.steps[0].start
     return ChainGain(
         stream=chain.name,
-        basis=Basis(unit="1", dtype=str(first.dtype).removeprefix("torch."), count=first.shape.numel()),
+        basis=Basis(unit="1", dtype=str(first.dtype).removeprefix("torch."), count=first.count),
         blocks=blocks,
         forward=_compounded([block.forward for block in blocks]),
         backward=_compounded([block.backward for block in blocks]),

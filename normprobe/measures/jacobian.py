@@ -78,7 +78,7 @@ class _Probes:
         )
 
     def _signs(self, end: State) -> Tensor:
-        bits = torch.randint(0, 2, end.shape, generator=self.generator, dtype=torch.int8)
+        bits = torch.randint(0, 2, end.shape, generator=self.generator, dtype=torch.int8, device="cpu")
         return (2 * bits - 1).to(end.device, end.dtype)
 
     def block(self) -> None:

@@ -16,7 +16,7 @@ def sampled_rows(count: int, seed: int, exact: bool = False) -> Tensor:
 
     All sites of a model ask for the same: the tensor is shared.
     """
-    return torch.arange(count) if exact or count <= ROWS else one_of_each(count, seed)
+    return torch.arange(count, device="cpu") if exact or count <= ROWS else one_of_each(count, seed)
 
 
 def one_of_each(count: int, seed: int) -> Tensor:
@@ -24,6 +24,6 @@ def one_of_each(count: int, seed: int) -> Tensor:
 
     What a row tells depends on how many keys it sees; such a sample is nearer to all rows than one from anywhere.
     """
-    edges = torch.arange(ROWS + 1) * count // ROWS
-    inside = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed))
+    edges = torch.arange(ROWS + 1, device="cpu") * count // ROWS
+    inside = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed), device="cpu")
     return edges[:-1] + (inside * edges.diff()).long()

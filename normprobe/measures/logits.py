@@ -132,9 +132,19 @@ def row_stats(
     return _rows(logits, weights, tops, tops if uncapped is None else uncapped, seen, first_B, sinks)
 
 
+def tops_seen(logits: Tensor, mask: Tensor) -> Tensor:
+    """The largest logit of each row, [B, H, R], where the mask hides nothing; overwrites `logits`."""
+    return _tops(logits, Mask.of(mask, logits.dtype, logits.shape[-1]))[..., 0]
+
+
 def largest_seen(logits: Tensor, mask: Tensor) -> tuple[float, ...]:
     """The largest logit [B, H, R, T] of each head where the mask hides nothing; NaN where all are hidden."""
-    return tuple(_largest(_tops(logits, Mask.of(mask, logits.dtype, logits.shape[-1]))[..., 0]).tolist())
+    return tuple(_largest(tops_seen(logits, mask)).tolist())
+
+
+def largest_of(rows: RowStats) -> tuple[float, ...]:
+    """The largest logit of each head in some rows; NaN where all are masked."""
+    return tuple(_largest(rows.top).tolist())
 
 
 def joined(parts: Sequence[RowStats], axis: int) -> RowStats:

@@ -85,7 +85,7 @@ def _weighted(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Tensor:
 
 def _apart(x_BSC: Tensor, weighted: Tensor, norms_N: Tensor, tokens: Tokens) -> tuple[float, float] | None:
     """Mean and variance of all entries, taken about the mean."""
-    counted = tokens.counted(norms_N)
+    counted = tokens.counted(norms_N).double()  # squares of large norms overflow float32
     entries = len(counted) * x_BSC.shape[-1]
     mean, square = float(weighted[:, 0].sum()) / entries, float(counted.dot(counted)) / entries
     if not math.isfinite(square) or not square - mean * mean < _NARROW * square:

@@ -58,9 +58,9 @@ class _Seen:
     def add(self, x: Tensor, y: Tensor, seed: int) -> None:
         """A seeded sample of elements, z = (y − offset) / gain; elements whose gain is 0 are left out."""
         self.dtype, self.total = str(x.dtype).removeprefix("torch."), self.total + x.numel()
-        at = torch.arange(x.numel())
+        at = torch.arange(x.numel(), device="cpu")
         if x.numel() > SAMPLED:
-            at = torch.randint(x.numel(), (SAMPLED,), generator=torch.Generator().manual_seed(seed))
+            at = torch.randint(x.numel(), (SAMPLED,), generator=torch.Generator().manual_seed(seed), device="cpu")
         here = at.to(x.device)
         inputs, outputs = (t.detach().reshape(-1)[here].cpu().double() for t in (x, y))
         if self.offset is not None:

@@ -114,7 +114,9 @@ def _headroom(largest: float) -> Headroom:
 def _missing(site: OpSite, handler: WriteHandler, watched: Watched) -> str | None:
     """Why the write at `site` was not measured; None where it was."""
     why = watched.reason(site)
-    return "no output was seen" if why is None and handler.written() is None else why
+    if why is not None or handler.written() is not None:
+        return why
+    return handler.failed or "no output was seen"
 
 
 def _merged(stream: Stream) -> dict[OpSite, list[tuple[int, Branch]]]:

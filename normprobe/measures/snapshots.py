@@ -73,7 +73,7 @@ class Snapshots:
             return
         values = flat
         if total > SAMPLED:
-            chosen = torch.randint(total, (SAMPLED,), generator=torch.Generator().manual_seed(self.seed))
+            chosen = torch.randint(total, (SAMPLED,), generator=torch.Generator().manual_seed(self.seed), device="cpu")
             values = flat[chosen.to(x.device)]
         low, high = flat.aminmax()
         largest = float(torch.maximum(low.abs(), high.abs()))

@@ -4,7 +4,10 @@ finds the caches cold, and one operation on sixteen rows costs hardly more than 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from normprobe.capture.watch import reason
 
 Item = TypeVar("Item")
 Told = TypeVar("Told")
@@ -12,8 +15,16 @@ Told = TypeVar("Told")
 _MOST = 16  # items that wait
 
 
+@dataclass(frozen=True)
+class _Waiting(Generic[Item, Told]):
+    item: Item
+    give: Callable[[Told], None]
+    refuse: Callable[[str], None]
+
+
 class Together(Generic[Item, Told]):
-    """Collects items and tells those that are alike in one go.
+    """Collects items and tells those that are alike in one go. It does not raise: an error is the reason of every item
+    that it keeps from being told.
 
     Args:
         tell: what each of some items that are alike says.
@@ -22,20 +33,38 @@ class Together(Generic[Item, Told]):
 
     def __init__(self, tell: Callable[[Sequence[Item]], Sequence[Told]], alike: Callable[[Item], Hashable]) -> None:
         self._tell, self._alike = tell, alike
-        self._waiting: list[tuple[Item, Callable[[Told], None]]] = []
+        self._waiting: list[_Waiting[Item, Told]] = []
 
-    def add(self, item: Item, give: Callable[[Told], None]) -> None:
-        """Take an item; what it says is given at the latest at the next `finish`."""
-        self._waiting.append((item, give))
+    def add(self, item: Item, give: Callable[[Told], None], refuse: Callable[[str], None]) -> None:
+        """Take an item.
+
+        Args:
+            item: what is to be told.
+            give: called with what it says, at the latest at the next `finish`.
+            refuse: called with the reason where that cannot be told.
+        """
+        self._waiting.append(_Waiting(item, give, refuse))
         if len(self._waiting) >= _MOST:
             self.finish()
 
     def finish(self) -> None:
         """Tell what waits."""
         waiting, self._waiting = self._waiting, []
-        groups: dict[Hashable, list[tuple[Item, Callable[[Told], None]]]] = {}
-        for item, give in waiting:
-            groups.setdefault(self._alike(item), []).append((item, give))
+        groups: dict[Hashable, list[_Waiting[Item, Told]]] = {}
+        for each in waiting:
+            groups.setdefault(self._alike(each.item), []).append(each)
         for group in groups.values():
-            for (_, give), told in zip(group, self._tell([item for item, _ in group]), strict=True):
-                give(told)
+            self._give(group)
+
+    def _give(self, group: Sequence[_Waiting[Item, Told]]) -> None:
+        try:
+            told = self._tell([each.item for each in group])
+        except Exception as error:  # anything: the group has no numbers, the others have theirs
+            for each in group:
+                each.refuse(reason(error))
+            return
+        for each, said in zip(group, told, strict=True):
+            try:
+                each.give(said)
+            except Exception as error:  # of this item alone
+                each.refuse(reason(error))

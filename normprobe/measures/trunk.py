@@ -35,6 +35,11 @@ class Tokens(NamedTuple):
     sample: Tensor
     weights: Tensor
 
+    @property
+    def number(self) -> int:
+        """How many count."""
+        return len(self.first) + len(self.rest)
+
     def counted(self, values_N: Tensor) -> Tensor:
         """The values [..., N] of the tokens that count."""
         return values_N if self.kept is None else values_N[..., self.kept]
@@ -47,13 +52,18 @@ class Tokens(NamedTuple):
         if padding is not None:
             counted &= ~padding.to(x_BSC.device)
         kept = counted.nonzero().flatten()
-        drawn = torch.randperm(len(kept), generator=torch.Generator().manual_seed(seed))[:SAMPLE].sort().values
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randperm(len(kept), generator=generator, device="cpu")[:SAMPLE].sort().values
         samples = counted.view(batch, tokens)
         first = samples.byte().argmax(-1) + torch.arange(batch, device=x_BSC.device) * tokens
         first = first[samples.any(-1)]
         rest = counted.index_fill(0, first, False).nonzero().flatten()
         weights = counted.to(torch.float64 if x_BSC.dtype is torch.float64 else torch.float32)
         return cls(None if len(kept) == len(counted) else kept, first, rest, kept[drawn.to(kept.device)], weights)
+
+    def on(self, device: torch.device) -> Tokens:
+        """The same tokens, for states on another device."""
+        return Tokens(None if self.kept is None else self.kept.to(device), *(each.to(device) for each in self[1:]))
 
 
 @dataclass
@@ -70,7 +80,7 @@ class Trunk:
     padding: Sequence[Tensor] = ()
     seed: int = 0
     _last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
-    _counted: dict[tuple[int, int], Tokens] = field(default_factory=dict)
+    _counted: dict[tuple[int, int], dict[torch.device, Tokens]] = field(default_factory=dict)
 
     def states(self, x: Tensor) -> Tensor:
         """`x` as [B, S, C].
@@ -87,17 +97,26 @@ class Trunk:
     def tokens(self, x_BSC: Tensor) -> Tokens:
         """The tokens of a state that count; all where no padding has its shape."""
         shape = (x_BSC.shape[0], x_BSC.shape[1])
-        if shape not in self._counted:
+        on = self._counted.setdefault(shape, {})
+        if not on:
             padding = fitting(self.padding, shape)
-            self._counted[shape] = Tokens.of(x_BSC, None if padding is None else padding.flatten(), self.seed)
-        return self._counted[shape]
+            on[x_BSC.device] = Tokens.of(x_BSC, None if padding is None else padding.flatten(), self.seed)
+        if x_BSC.device not in on:
+            on[x_BSC.device] = next(iter(on.values())).on(x_BSC.device)
+        return on[x_BSC.device]
 
     def norms(self, x: Tensor) -> Tensor:
         """L2 norm of every token of `x`, [N]; those of the state that was written last are known."""
-        if self._last is not None and self._last[0]() is x and self._last[1] == x._version:
+        if self._last is not None and self._last[0]() is x and self._last[1] == _version(x):
             return self._last[2]
         return norms(self.states(x))
 
     def wrote(self, x: Tensor, norms_N: Tensor) -> None:
-        """Keep the norms of a state while it lives; the tensor itself is not kept."""
-        self._last = weakref.ref(x), x._version, norms_N
+        """Keep the norms of a state while it lives, where a change of it will show; the tensor itself is not kept."""
+        version = _version(x)
+        self._last = None if version is None else (weakref.ref(x), version, norms_N)
+
+
+def _version(x: Tensor) -> int | None:
+    """How often `x` was written in place; None where torch does not count, as of tensors of inference mode."""
+    return None if x.is_inference() else x._version

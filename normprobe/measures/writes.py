@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from normprobe import stats
+from normprobe.anatomy.flow.sums import accumulates
 from normprobe.capture.watch import Handler
 from normprobe.measures import massive
 from normprobe.measures.moments import sums
@@ -22,7 +23,7 @@ from normprobe.measures.trunk import Trunk
 from normprobe.measures.written import Norms, Operands, Seen, Written
 from normprobe.records import Branch
 
-_SMALL = 1e-2  # of a write that much smaller than its trunk the norms in float32 do not tell the cosine to 1e-4
+_SMALL = 1e-2  # of one side that much smaller than the other the norms in float32 do not tell the cosine to 1e-4
 
 
 class WriteHandler(Handler):
@@ -35,23 +36,28 @@ class WriteHandler(Handler):
     def __init__(self, shared: Trunk, together: Together[Seen, Written], branch: Branch) -> None:
         self.shared, self.together = shared, together
         self.trunk, self.op, self.apart = branch.trunk, branch.add.op, branch.apart
-        self.in_place = any(part.endswith("_") for part in self.op.split("."))  # as torch names its operations
         self._written: Written | None = None
+        self.failed: str | None = None
         self._sides: Norms | None = None
         self._operands: Operands | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
-        """Compare the operands of an add in place, which will overwrite one of them."""
+        """Compare the operands, one of which the operation may overwrite."""
         self._sides = self._operands = None
-        if self.in_place:
-            self._compare_operands(arguments)
+        operands = _operands(arguments)
+        if len(operands) != 2 or not self.apart:
+            return
+        scales = factors(self.op, arguments)
+        trunk, write = operands[self.trunk], operands[1 - self.trunk]
+        if trunk.shape != write.shape:
+            shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
+            trunk, write = trunk.expand(shape), write.expand(shape)
+        self._compare(trunk, write, scales[self.trunk], scales[1 - self.trunk])
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Take the numbers of the stream as it is now."""
-        if len(_operands(arguments)) != 2:
+        if self.trunk == 0 and accumulates(self.op):
             self._accumulated(arguments, output)
-        elif not self.in_place:
-            self._compare_operands(arguments)
         x_BSC, norms_N = self.shared.states(output), self.shared.norms(output)
         self.shared.wrote(output, norms_N)
         tokens = self.shared.tokens(x_BSC)
@@ -74,30 +80,22 @@ class WriteHandler(Handler):
             sides=self._sides,
             operands=self._operands,
         )
-        self.together.add(seen, self._tell)
+        self.together.add(seen, self._tell, self._refuse)
 
     def _tell(self, written: Written) -> None:
         self._written = written
 
+    def _refuse(self, why: str) -> None:
+        self.failed = why
+
     def written(self) -> Written | None:
-        """The numbers; None where the write was not seen."""
+        """The numbers; None where the write was not seen, or could not be told for the reason `failed`."""
         self.together.finish()
         return self._written
 
-    def _compare_operands(self, arguments: Mapping[str, Any]) -> None:
-        operands = _operands(arguments)
-        if len(operands) != 2 or not self.apart:
-            return
-        scales = factors(self.op, arguments)
-        trunk, write = operands[self.trunk], operands[1 - self.trunk]
-        if trunk.shape != write.shape:
-            shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
-            trunk, write = trunk.expand(shape), write.expand(shape)
-        self._compare(trunk, write, scales[self.trunk], scales[1 - self.trunk])
-
     def _accumulated(self, arguments: Mapping[str, Any], output: Tensor) -> None:
-        """`addmm` and its kin: the first operand is added to a product that is not there by itself."""
-        accumulator, beta = arguments.get("self", output), float(arguments.get("beta", 1))
+        """`addmm` and its kin: the trunk is added to a product that is not there by itself."""
+        accumulator, beta = arguments["self"], float(arguments.get("beta", 1))
         if output.dtype not in (torch.float32, torch.float64) or accumulator.shape != output.shape:
             return
         if accumulator.data_ptr() != output.data_ptr():
@@ -109,7 +107,8 @@ class WriteHandler(Handler):
         skipped, added = _times(self.shared.norms(trunk), skip), _times(norms(w_BSC), factor)
         product = None
         exact = trunk.dtype in (torch.float32, torch.float64)
-        unclear = added < _SMALL * skipped if exact else torch.ones_like(skipped, dtype=torch.bool)
+        less, more = torch.minimum(skipped, added), torch.maximum(skipped, added)
+        unclear = less < _SMALL * more if exact else torch.ones_like(skipped, dtype=torch.bool)
         if bool(unclear.any()):
             product = torch.full_like(skipped, math.nan)
             for some in torch.split(unclear.nonzero().flatten(), max(1, PIECE // t_BSC.shape[-1])):
@@ -138,4 +137,5 @@ def _times(norms_N: Tensor, factor: float) -> Tensor:
 
 
 def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:
-    return [value for value in arguments.values() if isinstance(value, Tensor)]
+    """The tensors that an operation reads."""
+    return [value for name, value in arguments.items() if isinstance(value, Tensor) and name != "out"]

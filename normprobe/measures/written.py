@@ -6,7 +6,7 @@ Dims: W writes, B batch, N tokens of all samples, K tokens that count, R sampled
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,15 +21,16 @@ from normprobe.measures.trunk import Tokens
 
 
 class Sides(NamedTuple):
-    """Medians over the tokens where trunk or write are not 0.
+    """Medians over the tokens where trunk or write are not 0; NaN where there is none.
 
     Attributes:
         entry: token RMS of the trunk before the write.
         write: token RMS of the write; `largest` is not the median but the largest.
         ratio: RMS(write) / RMS(trunk before it).
         share: RMS(write) / RMS(state after it).
-        cosine: between write and trunk.
-        angle: between the trunk before and the state after, in radians.
+        cosine: between write and trunk, where both are not 0.
+        angle: between the trunk before and the state after, in radians, where the trunk is not 0; of the sampled tokens
+            where the state is half precision.
     """
 
     entry: float = math.nan
@@ -133,13 +134,13 @@ def tell(writes: Sequence[Seen]) -> list[Written]:
         "outliers": outliers.find(torch.stack([seen.sampled for seen in writes])),
         "before": [_cosine(seen.operands) for seen in writes],
         "moments": moments([seen.sums for seen in writes], norms_WN, tokens),
-        "sides": _sides([_norms(seen) for seen in writes], tokens, math.sqrt(width)),
+        "sides": [*map(_rounded, writes, _sides([_norms(seen) for seen in writes], tokens, math.sqrt(width)))],
     }
     return [
         Written(
             shape=seen.shape,
             dtype=str(seen.dtype).removeprefix("torch."),
-            tokens=len(tokens.first) + len(tokens.rest),
+            tokens=tokens.number,
             abs_max=seen.abs_max,
             massive=seen.massive,
             **dict(zip(columns, row, strict=True)),
@@ -176,6 +177,18 @@ def _cosine(operands: Operands | None) -> float:
     return (total**2 - count) / (count * (count - 1)) if count > 1 else math.nan
 
 
+def _rounded(seen: Seen, sides: Sides) -> Sides:
+    """`sides` with the angle of a state in half precision, which the rounding of the sum turns too."""
+    if seen.operands is None or seen.dtype in (torch.float32, torch.float64):
+        return sides
+    trunk = seen.operands.skip * stats.widen(seen.operands.trunk)
+    before, after = (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (trunk, seen.sampled))
+    apart, along = (torch.linalg.vector_norm(x, dim=-1) for x in (before - after, before + after))
+    angles = 2 * torch.atan2(apart, along)
+    known = angles[(trunk != 0).any(-1)]
+    return sides._replace(angle=stats.medians(known[None])[0] if len(known) else math.nan)
+
+
 def _norms(seen: Seen) -> Tensor | None:
     """Of trunk and write, their product, and of the state after, [4, N]."""
     if seen.sides is None:
@@ -189,22 +202,32 @@ def _sides(norms: Sequence[Tensor | None], tokens: Tokens, root: float) -> list[
     if not there:
         return [Sides()] * len(norms)
     norms_W4K = tokens.counted(torch.stack(there)).double()
-    some = (norms_W4K[:, :2] != 0).any(1)
-    if bool(some.all()):
-        found: Iterator[Sides] = iter(_against(norms_W4K, root))
+    if bool((norms_W4K[:, :2] != 0).all()):
+        medians = stats.medians(_against(norms_W4K, root).flatten(0, 1))
+        found = [Sides(*medians[start : start + 6]) for start in range(0, len(medians), 6)]
     else:
-        rows = (each[None, :, keep] for each, keep in zip(norms_W4K, some, strict=True))
-        found = (_against(row, root)[0] if row.numel() else Sides(entry=0.0, write=0.0, largest=0.0) for row in rows)
-    return [Sides() if each is None else next(found) for each in norms]
+        found = [_some(norms_4K, root) for norms_4K in norms_W4K]
+    largest = (norms_W4K[:, 1].amax(-1) / root).tolist()
+    told = iter([one._replace(largest=top) for one, top in zip(found, largest, strict=True)])
+    return [Sides() if each is None else next(told) for each in norms]
 
 
-def _against(norms_W4K: Tensor, root: float) -> list[Sides]:
-    """From the norms of trunk and write, what is known of their product, and the norms after; no token is 0 in both."""
+def _against(norms_W4K: Tensor, root: float) -> Tensor:
+    """The numbers of `Sides` of every token, [W, 6, K], from the norms of trunk and write, what is known of their
+    product, and the norms after."""
     trunk, write, product, after = norms_W4K.unbind(1)
     product = product.where(~product.isnan(), (after.square() - trunk.square() - write.square()) / 2)
     cosine = (product / (trunk * write)).clamp(-1, 1)
-    angle = torch.atan2(write * (1 - cosine.square()).sqrt(), trunk + write * cosine).where(after > 0, math.nan)
-    numbers = torch.stack((trunk / root, write / root, write / trunk, write / after, cosine, angle), 1)
-    found = stats.medians(numbers.float().flatten(0, 1))
-    largest = (write.amax(-1) / root).tolist()
-    return [Sides(*found[6 * i : 6 * i + 6])._replace(largest=top) for i, top in enumerate(largest)]
+    turned = cosine.where(write != 0, 0.0)
+    angle = torch.atan2(write * (1 - turned.square()).sqrt(), trunk + write * turned).where(after > 0, math.nan)
+    return torch.stack((trunk / root, write / root, write / trunk, write / after, cosine, angle), 1).float()
+
+
+def _some(norms_4K: Tensor, root: float) -> Sides:
+    """Of one write with tokens that are 0 in its trunk or in itself."""
+    trunk, write = norms_4K[:2] != 0
+    either = trunk | write
+    if not bool(either.any()):
+        return Sides(entry=0.0, write=0.0)
+    columns = zip(_against(norms_4K[None], root)[0], (*(either,) * 4, trunk & write, trunk), strict=True)
+    return Sides(*(stats.medians(row[None, some])[0] if bool(some.any()) else math.nan for row, some in columns))

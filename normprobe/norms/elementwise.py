@@ -77,7 +77,8 @@ def _bounded(subject: Subject, exact: Instance, inputs: Tensor) -> NormSpec | No
 
 def _limits(subject: Subject, exact: Instance) -> tuple[Tensor, Tensor] | None:
     """Outputs for very negative and very large inputs; None where the map is not monotone between two such limits."""
-    values = torch.tensor([-8 * _FAR, -_FAR, *torch.linspace(-9, 9, 19).tolist(), _FAR, 8 * _FAR], dtype=torch.float64)
+    near = range(-9, 10)
+    values = torch.tensor([-8 * _FAR, -_FAR, *near, _FAR, 8 * _FAR], dtype=torch.float64, device="cpu")
     ramp = values.view(-1, *[1] * len(subject.shape)).expand(-1, *subject.shape)
     outputs = evaluate(exact, ramp, subject.device)
     reach = (outputs[-1] - outputs[0]).abs()

@@ -49,7 +49,7 @@ def shrinkage(instance: Instance, fit: Fit, device: torch.device, seed: int) -> 
 def _unit(fit: Fit, seed: int) -> Tensor:
     """Rows of mean square 1 (deviation, where the norm is centred) in the input's shape, float64."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(fit.layout.shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(fit.layout.shape, generator=generator, dtype=torch.float64, device="cpu")
     part = fit.layout.split(x)
     deviation, mean_square = fit.layout.statistic(part, fit.centred)
     unit = deviation * mean_square.rsqrt()

@@ -51,7 +51,7 @@ class Fit:
 def rows(shape: tuple[int, ...], seed: int) -> Tensor:
     """Two inputs of `shape`, float64: normal around 0.7, and cubed normal around 0.3 (spiky)."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn((2, *shape), generator=generator, dtype=torch.float64)
+    x = torch.randn((2, *shape), generator=generator, dtype=torch.float64, device="cpu")
     x[0] += 0.7
     x[1] = x[1] ** 3 + 0.3
     return x

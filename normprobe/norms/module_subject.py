@@ -35,7 +35,7 @@ class _Before(DispatchMode):
 
     def __init__(self, tail: Tail) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tail, self.seen = tail, torch.empty(0)
+        self.tail, self.seen = tail, torch.empty(0, device="cpu")
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is self.tail.function:

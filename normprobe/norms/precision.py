@@ -138,8 +138,8 @@ def reduction(instance: Instance, fit: Fit, device: torch.device) -> tuple[Reduc
 def _signs(shape: tuple[int, ...]) -> Tensor:
     """Magnitudes around 1 with random signs, float64."""
     generator = torch.Generator().manual_seed(5)
-    x = torch.rand(shape, generator=generator, dtype=torch.float64).mul(0.4).add(0.8)
-    return x * torch.randint(0, 2, shape, generator=generator).mul(2).sub(1)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu").mul(0.4).add(0.8)
+    return x * torch.randint(0, 2, shape, generator=generator, device="cpu").mul(2).sub(1)
 
 
 def _ideal(x: Tensor, fit: Fit) -> Tensor:

@@ -84,7 +84,9 @@ def _batch(spec: TensorSpec, axes: tuple[int, ...]) -> Tensor:
     shape = [max(2, min(n, _SHORT)) if axis in shared else n for axis, n in enumerate(spec.shape)]
     kept = [1 if axis in shared else n for axis, n in enumerate(shape)]
     generator = torch.Generator().manual_seed(1)
-    x, mean, std = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (shape, kept, kept))
+    x, mean, std = (
+        torch.randn(size, generator=generator, dtype=torch.float64, device="cpu") for size in (shape, kept, kept)
+    )
     return ((1 + std.abs()) * x + mean).to(spec.device)
 
 

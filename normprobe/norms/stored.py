@@ -121,7 +121,7 @@ def _mean_and_bias(form: tuple[Tensor, Tensor], exact: Instance) -> tuple[str | 
     scale = float(offset.abs().amax())
     if scale == 0.0:
         return None, None
-    zero = {"": torch.zeros((), dtype=torch.float64)}
+    zero = {"": torch.zeros((), dtype=torch.float64, device="cpu")}
     values = {name: tensor.to("cpu", torch.float64) for name, tensor in exact.tensors.items()}
     for mean, m in {**values, **zero}.items():
         for bias, b in {**zero, **values}.items():

@@ -88,9 +88,9 @@ def draw(named: Iterable[tuple[str, Tensor]], parameters: frozenset[str], seed: 
 
 
 def _value(shape: tuple[int, ...], signed: bool, generator: torch.Generator) -> Tensor:
-    numerator = torch.randint(32, 96, shape, generator=generator).mul_(2).add_(1)
+    numerator = torch.randint(32, 96, shape, generator=generator, device="cpu").mul_(2).add_(1)
     if signed:
-        inner = torch.randint(32, 48, shape, generator=generator).mul_(2).add_(1)
+        inner = torch.randint(32, 48, shape, generator=generator, device="cpu").mul_(2).add_(1)
         negative = -torch.where(numerator > 128, inner + 96, inner)
-        numerator = torch.where(torch.rand(shape, generator=generator) < 0.5, numerator, negative)
+        numerator = torch.where(torch.rand(shape, generator=generator, device="cpu") < 0.5, numerator, negative)
     return numerator.double() / 128

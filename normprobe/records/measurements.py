@@ -81,7 +81,7 @@ class HeadLogits(Record):
 
 
 class AttentionMeasure(Record):
-    """All heads of one attention site; `rows` query rows per head were looked at."""
+    """All heads of one attention site; `rows` query rows per head were looked at, padding left out."""
 
     path: str
     basis: Basis

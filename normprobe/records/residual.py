@@ -7,7 +7,8 @@ from normprobe.records.basis import Basis
 
 
 class Growth(Record):
-    """Fit of rms ∝ depth^exponent. NaN where there were fewer than four writes or a value was not finite."""
+    """Fit of rms ∝ depth^exponent. NaN where there were fewer than four writes or a value was not finite; `r_squared`
+    is NaN too where all values are equal."""
 
     exponent: float
     interval: tuple[float, float]
@@ -30,8 +31,10 @@ class StreamState(Record):
         write_rms: median over tokens of the RMS of the write; `write_max` is the largest.
         write_ratio: median over tokens of RMS(write) / RMS(trunk before the add).
         write_share: median over tokens of RMS(write) / RMS(state after the add): how far writes are diluted.
-        write_cosine: median over tokens of the cosine between write and trunk; 0 where writes are independent.
-        angle: median over tokens of the angle between the trunk before and the state after the add, in radians.
+        write_cosine: median over tokens of the cosine between write and trunk, where both are not 0; 0 where writes are
+            independent.
+        angle: median over tokens of the angle between the trunk before and the state after the add, in radians, where
+            the trunk is not 0; over up to 32 sampled tokens where the state is half precision.
         bf16_loss: what rounding the sum to bfloat16 loses, RMS over up to 32 sampled tokens as a share of the RMS
             of the write; `fp16_loss` the same of float16, infinite where the sum overflows.
         finite: whether every element is finite.

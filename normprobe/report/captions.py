@@ -59,8 +59,8 @@ def _growth(measure: StreamMeasure) -> Facts:
         return "no exponent: it needs four writes with finite values", *stands_on
     low, high = growth.interval
     exponent = f"exponent {growth.exponent:.2f} (95 %: {low:.2f} to {high:.2f}; √L has 0.5)"
-    fit = () if math.isnan(growth.r_squared) else (f"R² {growth.r_squared:.2f}",)
-    return exponent, *fit, *stands_on
+    fit = "no R²: all are equal" if math.isnan(growth.r_squared) else f"R² {growth.r_squared:.2f}"
+    return exponent, fit, *stands_on
 
 
 def _massive(found: Sequence[MassiveActivation]) -> Iterator[Facts]:

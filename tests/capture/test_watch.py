@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
+from normprobe.capture.every import watch_every
 from normprobe.capture.recorder import record
 from normprobe.capture.watch import Handler, watch
 from normprobe.records import OpSite
@@ -249,3 +251,49 @@ def test_nothing_is_left_behind(broken: bool, grad: bool) -> None:
     assert random.getstate() == python
     assert all(p.grad is None for p in model.parameters())
     assert torch.is_grad_enabled()
+
+
+class Seen(TorchFunctionMode):
+    """A mode of the user's own: notes the functions that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Moded(nn.Module):
+    """Runs an inner module under a mode of its own."""
+
+    def __init__(self, mode: Callable[[], Seen]) -> None:
+        super().__init__()
+        self.inner, self.mode = nn.Tanh(), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.mode():
+            y = self.inner(x + 1)
+            return y + 2
+
+
+def test_a_mode_that_the_model_enters_itself_stays_the_innermost() -> None:
+    mode, keep = Seen(), Keep()
+    watched = watch(Moded(lambda: mode), torch.zeros(()), {add(".", 1): keep}, everywhere=False)
+    assert mode.names == ["add", "tanh", "add"]
+    assert keep.told[1] == ("after", float(watched.output))
+    assert watched.reason(add(".", 1)) is None
+
+
+def test_operations_before_the_first_forward_are_among_every_one() -> None:
+    sites: list[OpSite] = []
+
+    def make(site: OpSite) -> Handler:
+        sites.append(site)
+        return Handler()
+
+    model = nn.Tanh()
+    model.register_forward_pre_hook(lambda module, args: args[0] + 1)
+    watch_every(model, torch.zeros(()), make)
+    assert [site.op for site in sites] == ["aten.add.Tensor", "aten.tanh.default"]

@@ -9,6 +9,7 @@ import pytest
 
 from normprobe.checks import find, run
 from normprobe.records import Finding, Head, Measurements, RawEnd, ReportData, Skipped
+from normprobe.records.measurements import NonFinite
 from tests.checks import builders as b
 
 NAN, INF = math.nan, math.inf
@@ -118,8 +119,8 @@ def test_np303_passes_up_to_its_limit_and_survives_a_broken_index() -> None:
     ("dtype", "abs_max", "severity", "words"),
     [
         ("float16", 40000.0, "warning", "less than a factor of two is left"),
-        ("float16", 65505.0, "error", "the sum overflows"),
-        ("float16", INF, "error", "the sum overflows"),
+        ("float16", 65505.0, "error", "it has overflowed"),
+        ("float16", INF, "error", "it has overflowed"),
         ("torch.bfloat16", 40000.0, "warning", "less than a factor of two would be left"),
         ("bfloat16", 1e5, "warning", "do not run it in float16, where it would overflow"),
         ("float32", 95991.0, "warning", "in float32: do not run it in float16"),
@@ -143,6 +144,15 @@ def test_np304_names_the_first_add_that_is_lost_and_lists_every_other() -> None:
     states = [b.state(0), b.state(1, 47996.0), b.state(2, 95991.0), b.state(3, INF, finite=False), b.state(4)]
     (found,), _ = judge("NP304", b.document(residual=(b.residual(*states, dtype="float16"),)))
     assert (found.where, found.places) == ("blocks.2", ("blocks.1", "blocks.2", "blocks.3"))
+
+
+@pytest.mark.parametrize(("index", "words"), [(1, "the sum overflows"), (0, "it has overflowed")])
+def test_np304_says_that_the_sum_overflows_where_it_was_given_finite_sides(index: int, words: str) -> None:
+    data = b.document(residual=(b.residual(b.state(0), b.state(1, INF, finite=False), dtype="float16"),))
+    first = NonFinite(direction="forward", operation="aten.add.Tensor", site=b.branch(f"blocks.{index}").add)
+    told = data.measurements.model_copy(update={"first_non_finite_operation": first})
+    (found,), _ = judge("NP304", data.model_copy(update={"measurements": told}))
+    assert found.message.endswith(words)
 
 
 def test_np304_leaves_nan_to_np504() -> None:

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normprobe.measures.attention import LogitHandler
+from normprobe.measures.attention import LogitHandler, alike, tell
 from normprobe.measures.forward import measure_forward
-from normprobe.measures.logit_rows import one_of_each
+from normprobe.measures.logit_rows import one_of_each, sampled_rows
+from normprobe.measures.together import Together
 from normprobe.records import AttentionMeasure, AttentionSite, OpSite
 from tests.measures.models import Case, anatomy_of, bert, gpt2, llama, neox, t5
 
@@ -214,14 +215,15 @@ def test_64_rows_are_all_looked_at() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor that an operation allocates."""
+    """Keeps the number of elements of the largest tensor that an operation allocates, and of operations."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.elements = 0
+        self.elements = self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        self.calls += 1
         if isinstance(output, Tensor) and not func.is_view:
             self.elements = max(self.elements, output.numel())
         return output
@@ -246,12 +248,12 @@ def test_heads_are_taken_in_groups_that_bound_the_memory(monkeypatch: pytest.Mon
     q, k = qk(key_heads=2, rows=40, keys=40)
     bias = torch.randn(4, 40, 40)
     whole = measured(site(4), query=q, key=k, attn_mask=bias)
-    monkeypatch.setattr("normprobe.measures.attention._PIECE", 2 * 2 * 40 * 40)
+    monkeypatch.setattr("normprobe.measures.logit_operands.PIECE", 2 * 2 * 40 * 40)
     with Largest() as mode:
         parts = measured(site(4), query=q, key=k, attn_mask=bias)
     assert parts == whole
     assert mode.elements == 2 * 2 * 40 * 40, "logits of the two query heads of one key head, for two samples"
-    monkeypatch.setattr("normprobe.measures.attention._PIECE", 2 * 2 * 7 * 40)  # seven rows of these in one go
+    monkeypatch.setattr("normprobe.measures.logit_operands.PIECE", 2 * 2 * 7 * 40)  # seven rows of these in one go
     rows = measured(site(4), query=q, key=k, attn_mask=bias)
     for found, expected in zip(rows.heads, whole.heads, strict=True):
         numbers = (one.model_dump(exclude={"margins"}, exclude_none=True) for one in (found, expected))
@@ -367,3 +369,22 @@ def test_a_nan_query_shows_in_its_head_alone() -> None:
     heads = measured(site(4), query=q, key=k).heads
     assert [math.isnan(h.sampled_max) for h in heads] == [False, False, True, False]
     assert [math.isnan(h.bound) for h in heads] == [False, False, True, False]
+
+
+def test_sites_that_were_sampled_in_another_share_are_told_apart() -> None:
+    given = [dict(zip(("query", "key"), qk(rows=rows, keys=300), strict=True)) for rows in (100, 250)]
+    alone = [measured(site(4), **each) for each in given]
+    together = Together(tell, alike)
+    handlers = [LogitHandler(site(4), 0, together=together) for _ in given]
+    for handler, each in zip(handlers, given, strict=True):
+        handler.before(each)
+    assert [handler.measure for handler in handlers] == alone
+    assert alone[0].heads[0].margins.std < alone[1].heads[0].margins.std
+
+
+def test_a_sample_is_on_the_cpu_whatever_the_default_device_is() -> None:
+    sampled_rows.cache_clear()
+    with torch.device("meta"):
+        found = sampled_rows(300, 0), sampled_rows(10, 0)
+    assert [rows.device.type for rows in found] == ["cpu", "cpu"]
+    assert torch.equal(sampled_rows(300, 0), one_of_each(300, 0))

@@ -90,6 +90,7 @@ def test_padding_is_left_out() -> None:
     kept = case.inputs["attention_mask"].bool()
     assert [b.rms_out for b in stream.blocks] == pytest.approx(sizes([s[kept] for s in states]), rel=1e-5)
     assert sizes([states[0]])[0] != pytest.approx(stream.blocks[0].rms_out, rel=1e-4)
+    assert stream.basis.count == int(kept.sum()) * states[0].shape[-1]
 
 
 def test_a_trunk_scaled_before_its_first_add_has_no_entry() -> None:

@@ -17,9 +17,11 @@ from normprobe.measures.attention import LogitHandler
 from normprobe.measures.forward import measure_forward
 from normprobe.records import AttentionMeasure, AttentionSite, HeadLogits, OpSite
 from tests.measures.models import anatomy_of
+from tests.measures.test_attention import Largest
 
 B, H, T, D, WIDTH = 2, 4, 9, 8, 32
 SDPA = OpSite(path="a", op="scaled_dot_product_attention")
+FLEX = OpSite(path="a", op="flex_attention")
 SOFTMAX = OpSite(path="a", op="aten._softmax.default")
 CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()
 
@@ -77,7 +79,9 @@ def test_padding_has_no_part_and_the_first_key_is_the_first_that_counts(where: O
     logits = (q @ k.mT / math.sqrt(D)).masked_fill(~mask, -math.inf)
     handler = LogitHandler(site(where), 0, [padding])
     given = {"query": q, "key": k, "attn_mask": mask} if where is SDPA else {"self": logits, "dim": -1}
-    for index, head in enumerate(measured(handler, **given).heads):
+    measure = measured(handler, **given)
+    assert measure.rows == measure.basis.count == int((~padding).sum())
+    for index, head in enumerate(measure.heads):
         assert_rows(head, rows_of(logits, index, padding))
         counted = (~padding)[..., None].expand(B, T, D)
         longest = [float(x[:, index][~padding].norm(dim=-1).max()) for x in (q, k)]
@@ -221,3 +225,52 @@ def test_flexible_attention_is_measured_through_its_own_functions(slope: float, 
         assert head.bound == pytest.approx(head.sampled_max, rel=1e-6)
         assert head.q_rms == pytest.approx(rms(q[:, index]), rel=1e-5)
         assert head.k_rms == pytest.approx(rms(k[:, index]), rel=1e-5)
+
+
+def flexible(tokens: int, score: Any) -> dict[str, Any]:
+    """The arguments of a call with `H` query heads that share two key heads."""
+    generator = torch.Generator().manual_seed(5)
+    q, k = (2 * torch.randn(B, heads, tokens, D, generator=generator) for heads in (H, 2))
+    seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device="cpu")
+    return {"query": q, "key": k, "score_mod": score, "block_mask": seen.as_tuple(), "scale": D**-0.5}
+
+
+def slope(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return s + 0.1 * (h + 1) * (j - i)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("score", [slope, lambda s, b, h, i, j: s])
+def test_logits_of_a_function_are_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch, exact: bool, score: Any) -> None:
+    tokens = 200
+    given = flexible(tokens, score)
+    whole = measured(LogitHandler(site(FLEX), 0, exact=exact), **given)
+    monkeypatch.setattr("normprobe.measures.flex.PIECE", 1)
+    with Largest() as mode:
+        parts = measured(LogitHandler(site(FLEX), 0, exact=exact), **given)
+    assert mode.elements <= B * 2 * 64 * tokens, "64 rows of the query heads of one key head"
+    for found, expected in zip(parts.heads, whole.heads, strict=True):
+        numbers = (one.model_dump(exclude={"margins"}, exclude_none=True) for one in (found, expected))
+        assert next(numbers) == pytest.approx(next(numbers), rel=1e-5)
+    q, k = given["query"].double(), given["key"].double().repeat_interleave(2, 1)
+    place, heads = torch.arange(tokens), torch.arange(H)[:, None, None]
+    logits = score(q @ k.mT * D**-0.5, None, heads, place[:, None], place)
+    logits = logits.masked_fill(place > place[:, None], -math.inf)
+    for index, head in enumerate(parts.heads):
+        top = float(logits[:, index].max())
+        if score is slope or exact:
+            assert head.bound == pytest.approx(top, rel=1e-5)
+        else:
+            longest = q[:, index].norm(dim=-1).max() * k[:, index].norm(dim=-1).max() * D**-0.5
+            assert head.bound == pytest.approx(float(longest), rel=1e-5)
+        if exact:
+            assert head.sampled_max == pytest.approx(top, rel=1e-5)
+
+
+def test_logits_that_the_function_keeps_are_not_all_computed_for_their_bound() -> None:
+    with Largest() as mode:
+        measured(LogitHandler(site(FLEX), 0), **flexible(200, lambda s, b, h, i, j: s))
+    kept = mode.calls
+    with Largest() as mode:  # as many operations on the sampled rows, and those on all
+        measured(LogitHandler(site(FLEX), 0), **flexible(200, slope))
+    assert kept < mode.calls

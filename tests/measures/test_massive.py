@@ -89,3 +89,15 @@ def test_no_more_than_the_largest_are_kept() -> None:
     entries = found(x)
     assert len(entries) == MOST
     assert entries[0].value == 1019.0
+
+
+@pytest.mark.parametrize("width", [4096, 6144])
+def test_no_single_token_and_no_few_channels_decide_the_median_of_a_wide_state(width: int) -> None:
+    x = state((5, 9, 300.0), shape=(1, 40, width))
+    some = [0, *range(9, 40)]
+    x[0, 0] *= 10  # a first token as large as no other
+    x[0, 1:, ::32] *= 10  # and every so many channels
+    peaks = x.abs().amax(-1).flatten()
+    (entry,) = find(x, peaks, float(peaks.max()), x.norm(dim=-1).flatten(), x[0, some])
+    assert (entry.token, entry.channel) == (5, 9)
+    assert entry.ratio == pytest.approx(300 / float(x[0, some].abs().median()), rel=0.06)

@@ -14,6 +14,12 @@ from normprobe.capture.trace import Node, Ref
 _POINTWISE = {"aten.addcmul": "aten.mul.Tensor", "aten.addcdiv": "aten.div.Tensor"}
 
 
+def accumulates(op: str) -> bool:
+    """Whether an operation adds a product, or rows in their places, to `beta` times its argument `self` (1 where it
+    takes none): `addmm(x, a, b)`, `addcmul(x, a, b)`, `index_add(x, dim, index, rows)` and their kin."""
+    return base(op).rstrip("_") in {*_POINTWISE, *ACCUMULATING, *SPREADING}
+
+
 def add_sum(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
     """Enter the steps that `node` stands for where it is a sum of signals written in another way; tell whether."""
     ways = (_add_accumulating, _add_spread, _add_interpolation, _add_stacked, _add_unit, _add_replaced)

@@ -20,7 +20,8 @@ class HalfHeadroom(Check):
 
     The largest |x| of the stream after every write, against 65504, the largest finite float16, and half of
     it. The place is the first add whose sum exceeds the limit: branches may be finite one by one and their
-    sum not. A NaN is no size: a write after which the largest |x| is NaN is left to NP504.
+    sum not. That the sum itself overflows is said only where that add is the operation which gave the first
+    value that is not finite. A NaN is no size: a write after which the largest |x| is NaN is left to NP504.
 
     ## Why it matters
 
@@ -64,18 +65,18 @@ class HalfHeadroom(Check):
             sized = [state for state in stream.states if not math.isnan(state.abs_max)]
             over = [state for state in sized if self.exceeds(state.abs_max, self.max_abs)]
             if over:
-                yield self._found(stream, over)
+                yield self._found(data, stream, over)
             elif len(sized) < len(stream.states):
                 lost = (state.path for state in stream.states if math.isnan(state.abs_max))
                 yield self.skip("the largest |x| is NaN (NP504)", lost)
 
-    def _found(self, stream: StreamMeasure, over: list[StreamState]) -> Finding:
+    def _found(self, data: ReportData, stream: StreamMeasure, over: list[StreamState]) -> Finding:
         lost = [state for state in over if self.exceeds(state.abs_max, FLOAT16.largest)]
         first = (lost or over)[0]
         is_half = format_of(stream.basis.dtype) is FLOAT16
         return self.finding(
             first.path,
-            _message(first, is_half, stream.basis.dtype, bool(lost)),
+            _message(first, is_half, stream.basis.dtype, bool(lost), _made(data, stream, first)),
             value=first.abs_max,
             against="max_abs",
             severity=Severity.ERROR if is_half and lost else Severity.WARNING,
@@ -83,10 +84,18 @@ class HalfHeadroom(Check):
         )
 
 
-def _message(state: StreamState, is_half: bool, dtype: str, lost: bool) -> str:
+def _made(data: ReportData, stream: StreamMeasure, state: StreamState) -> bool:
+    """Whether the add of this state gave the first value that is not finite: it was given finite ones."""
+    operation = data.measurements.first_non_finite_operation
+    branches = next((each.branches for each in data.anatomy.streams if each.name == stream.stream), ())
+    return operation is not None and state.branch < len(branches) and operation.site == branches[state.branch].add
+
+
+def _message(state: StreamState, is_half: bool, dtype: str, lost: bool, made: bool) -> str:
     size = f"|x| reaches {number(state.abs_max)} in channel {state.abs_argmax_channel}"
     after = f"{size} after this write, in {dtype}"
     if is_half or math.isinf(state.abs_max):
-        return f"{after}: the sum overflows" if lost else f"{after}: less than a factor of two is left"
+        overflow = "the sum overflows" if made else "it has overflowed"
+        return f"{after}: {overflow if lost else 'less than a factor of two is left'}"
     room = "it would overflow" if lost else "less than a factor of two would be left"
     return f"{after}: do not run it in float16, where {room}"
