@@ -163,3 +163,12 @@ class OnlyEmpty(nn.Module):
 
 def test_a_module_that_ran_on_nothing_is_not_looked_at() -> None:
     assert identify_module(OnlyEmpty(), CallSpec.of((torch.ones(2, 3, 0),), {})) is None
+
+
+@pytest.mark.parametrize("module", [nn.LayerNorm(zoo.WIDTH), nn.BatchNorm1d(zoo.WIDTH), zoo.RMSNorm()])
+def test_what_is_drawn_does_not_follow_the_default_device(module: nn.Module) -> None:
+    call = zoo.call_of((6, zoo.WIDTH) if isinstance(module, nn.BatchNorm1d) else zoo.ROWS)
+    plain = identify_module(module, call)
+    assert plain is not None
+    with torch.device("meta"):
+        assert identify_module(module, call) == plain
