@@ -141,6 +141,7 @@ def site(path: str = "blocks.0.attn", **more: Any) -> AttentionSite:
         "kv_heads": 2,
         "kernel": "aten._softmax",
         "head_dim": 4,
+        "scale": 0.5,
         "site": OpSite(path=path, op="aten._scaled_dot_product_flash_attention_for_cpu.default"),
     }
     return AttentionSite(path=path, **facts | more)
@@ -199,21 +200,25 @@ def logits(
     bound: float = 9.0,
     exact: bool = False,
     dtype: str = "float32",
+    **more: Any,
 ) -> AttentionMeasure:
-    """One measured site with a head for each number."""
+    """One measured site with a head for each number; `more` are facts of every head."""
     heads = tuple(
         HeadLogits(
-            head=index,
-            sampled_max=value,
-            bound=bound,
-            std=1.0,
-            entropy=0.7,
-            saturated=0.0,
-            first_token=0.1,
-            uncapped_max=value,
-            q_rms=1.0,
-            k_rms=1.0,
-            margins=Margins(std=0.0, entropy=0.0, saturated=0.0, first_token=0.0),
+            **{
+                "head": index,
+                "sampled_max": value,
+                "bound": bound,
+                "std": 1.0,
+                "entropy": 0.7,
+                "saturated": 0.0,
+                "first_token": 0.1,
+                "uncapped_max": value,
+                "q_rms": 1.0,
+                "k_rms": 1.0,
+                "margins": Margins(std=0.0, entropy=0.0, saturated=0.0, first_token=0.0),
+            }
+            | more
         )
         for index, value in enumerate(largest)
     )

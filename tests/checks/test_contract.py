@@ -13,6 +13,7 @@ import pytest
 from normprobe.checks import ALL, Check, Unit, documentation, find, run
 from normprobe.records import (
     Anatomy,
+    AttentionMeasure,
     Declared,
     Finding,
     HeadRows,
@@ -59,6 +60,10 @@ NAMES = {
     "NP307": "lost-in-rounding",
     "NP308": "collapsing-tokens",
     "NP401": "unresolved-logits",
+    "NP402": "entropy-collapse",
+    "NP403": "saturated-heads",
+    "NP404": "attention-scale",
+    "NP405": "qk-norm-advised",
     "NP501": "gradient-imbalance",
     "NP502": "vanishing-gradient",
     "NP503": "exploding-gradient",
@@ -90,6 +95,12 @@ def uneven() -> Stream:
     scales = [{"skip_scale": 2.0}, {"skip_scale": 2.0}, {"skip_scale": 3.0}]
     more: Any = {"placement": "deepnorm", "final_norm": None, "needs_final_norm": False}
     return written(*(facts | scale for scale in scales), **more)
+
+
+def attended(measured: AttentionMeasure, **facts: Any) -> ReportData:
+    """A document with this attention alone."""
+    data = b.document(attention=(b.site(**facts),))
+    return data.model_copy(update={"measurements": data.measurements.model_copy(update={"attention": (measured,)})})
 
 
 FAULTS: dict[str, Callable[[], ReportData]] = {
@@ -133,9 +144,13 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP308": lambda: b.document(
         residual=(b.residual(b.state(0, kind="attention"), b.state(1, kind="attention", token_cosine=0.999)),)
     ),
-    "NP401": lambda: b.document(attention=(b.site(),)).model_copy(
-        update={"measurements": Measurements(attention=(b.logits(3.0, 71.0),), output_finite=True)}
-    ),
+    "NP401": lambda: attended(b.logits(3.0, 71.0), qk_norm=QKNorm(kind="rmsnorm", axis="head")),
+    "NP402": lambda: attended(b.logits(3.0, 4.0, entropy=0.05)),
+    "NP403": lambda: attended(b.logits(3.0, 4.0, saturated=0.9)),
+    "NP404": lambda: b.document(
+        attention=tuple(b.site(f"blocks.{i}.attn", scale=0.5 if i else 2.0) for i in range(4))
+    ).model_copy(update={"measurements": Measurements(output_finite=True)}),
+    "NP405": lambda: attended(b.logits(3.0, 30.0)),
     "NP501": lambda: b.document(gradients=b.sloping()),
     "NP502": lambda: b.document(gradients=b.gradients(sizes=(1e-5, 0.1))),
     "NP503": lambda: b.document(gradients=b.gradients(sizes=(200.0, 0.1))),
@@ -244,7 +259,7 @@ def test_unknown_facts_are_skipped_or_pass_on_purpose(check: Check) -> None:
         norms=(unknown,),
         streams=(b.stream(final_norm=None, needs_final_norm=None, final_norm_reason="features are pooled"),),
         residual=(),
-        attention=(b.site(),),
+        attention=(b.site(scale=None),),
         output_finite=None,
         dtype="float16",
     ).model_copy(update={"measurements": Measurements()})

@@ -267,12 +267,17 @@ def test_np401_leaves_a_nan_to_np504(heads: Any) -> None:
     assert (skipped.what, skipped.why) == ("NP401 unresolved-logits at blocks.0.attn", "a logit is NaN (NP504)")
 
 
-def test_np401_does_not_judge_logits_with_a_position_bias() -> None:
-    found, (skipped,) = judge("NP401", measured(b.site(biased=True), b.logits(1e9)))
-    assert found == ()
-    assert skipped.why == "the logits carry a position bias, q·k alone was not measured"
-    found, _ = judge("NP401", measured(b.site(biased=False), b.logits(1e9)))
-    assert [f.code for f in found] == ["NP401"]
+def test_np401_judges_logits_as_softmax_sees_them_with_a_position_bias() -> None:
+    (found,), skipped = judge("NP401", measured(b.site(biased=True), b.logits(71.0)))
+    assert skipped == ()
+    assert found.message.startswith("logits with their position bias reach 71 in head 0")
+    (found,), _ = judge("NP401", measured(b.site(biased=False), b.logits(71.0)))
+    assert found.message.startswith("logits reach 71 in head 0")
+
+
+def test_np401_takes_no_cap_for_a_bound_where_a_bias_is_added_after_it() -> None:
+    (found,), _ = judge("NP401", measured(b.site(biased=True, softcap=50.0), b.logits(49.0, bound=900.0)))
+    assert (found.severity.value, found.value) == ("note", 900.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""NP402 to NP405, on documents."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from normprobe.checks import find, run
+from normprobe.records import AttentionMeasure, AttentionSite, Finding, Margins, QKNorm, ReportData, Skipped
+from normprobe.records.init import Initialisation
+from tests.checks import builders as b
+
+NAN = math.nan
+
+
+def judge(code: str, data: ReportData) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:
+    return run(data, [find(code)])
+
+
+def attended(
+    *measured: AttentionMeasure, sites: tuple[AttentionSite, ...] | None = None, trained: bool | None = None
+) -> ReportData:
+    """A document with these measures, of sites at their paths."""
+    init = Initialisation(trained=trained, evidence=(), writes=(), roles=(), weights=())
+    data = b.document(attention=sites or tuple(b.site(one.path) for one in measured), init=init)
+    return data.model_copy(update={"measurements": data.measurements.model_copy(update={"attention": measured})})
+
+
+def margins(width: float) -> Margins:
+    return Margins(std=width, entropy=width, saturated=width, first_token=width)
+
+
+def test_np402_names_the_site_with_the_lowest_entropy() -> None:
+    low = b.logits(3.0, 4.0, path="blocks.1.attn", entropy=0.05)
+    data = attended(b.logits(3.0), low, b.logits(3.0, path="blocks.2.attn", entropy=0.1))
+    (found,), skipped = judge("NP402", data)
+    assert skipped == ()
+    assert (found.where, found.value, found.limit, found.severity.value) == ("blocks.1.attn", 0.05, 0.15, "warning")
+    assert found.places == ("blocks.1.attn", "blocks.2.attn")
+    assert found.message == (
+        "the mean entropy of 2 heads is at most 0.05 of that of uniform attention, with 0.1 of the probability on the "
+        "first key or a sink; 2 of 3 attention sites have collapsed"
+    )
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"entropy": 0.15},
+        {"entropy": 0.1, "margins": margins(0.06)},  # the sample leaves it open
+        {"entropy": 0.05, "first_token": 0.51},
+        {"entropy": 0.05, "first_token": 0.3, "sink": 0.3},
+    ],
+)
+def test_np402_passes_what_is_not_sure_and_what_is_parked_on_the_first_key(heads: dict[str, Any]) -> None:
+    assert judge("NP402", attended(b.logits(3.0, 4.0, **heads))) == ((), ())
+
+
+@pytest.mark.parametrize(("code", "field"), [("NP402", "entropy"), ("NP403", "saturated")])
+def test_rows_that_tell_nothing_are_skipped(code: str, field: str) -> None:
+    found, (skipped,) = judge(code, attended(b.logits(3.0, **{field: NAN})))
+    assert found == ()
+    assert skipped.why == "no row sees two keys, or a logit is NaN (NP504)"
+
+
+@pytest.mark.parametrize("code", ["NP402", "NP403", "NP405"])
+def test_a_site_without_measure_is_skipped(code: str) -> None:
+    found, (skipped,) = judge(code, attended(sites=(b.site("a.attn"),)))
+    assert (found, skipped.why) == ((), "its logits were not measured")
+
+
+def heads(*saturated: float, **more: Any) -> AttentionMeasure:
+    one = b.logits(*[3.0] * len(saturated))
+    told = (head.model_copy(update={"saturated": s, **more}) for head, s in zip(one.heads, saturated, strict=True))
+    return one.model_copy(update={"heads": tuple(told)})
+
+
+def test_np403_counts_the_heads_of_the_model() -> None:
+    (found,), _ = judge("NP403", attended(heads(*[0.0] * 7, 0.9), heads(0.6)))
+    assert (found.value, found.limit, found.severity.value) == (2 / 9, 0.1, "warning")
+    assert found.message.startswith(
+        "2 of 9 heads are saturated; head 7 of this site gives one key more than 99 % in 90 %"
+    )
+    (found,), _ = judge("NP403", attended(heads(0.9), trained=True))
+    assert found.severity.value == "note"
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        heads(*[0.0] * 9, 0.9),
+        heads(0.5),
+        heads(0.6, margins=margins(0.1)),
+        heads(0.9, first_token=0.6),
+        heads(0.9, first_token=0.2, sink=0.4),
+    ],
+)
+def test_np403_passes_a_few_and_those_on_the_first_key(measure: AttentionMeasure) -> None:
+    assert judge("NP403", attended(measure)) == ((), ())
+
+
+def scaled(*scales: float | None, std: float = 0.1, trained: bool | None = False, **facts: Any) -> ReportData:
+    """Sites of head width 16 in one block each, with these scales."""
+    defaults: dict[str, Any] = {"head_dim": 16, "heads": 4}
+    sites = tuple(b.site(f"blocks.{i}.attn", **defaults | {"scale": s} | facts) for i, s in enumerate(scales))
+    return attended(*(b.logits(1.0, path=site.path, std=std) for site in sites), sites=sites, trained=trained)
+
+
+@pytest.mark.parametrize("scales", [(0.25, 1.0, 0.25), (0.25, 0.25, 0.25, 0.0625), (1.0, 1.0, 0.25, 1.0)])
+def test_np404_finds_the_one_that_differs(scales: tuple[float, ...]) -> None:
+    found, _ = judge("NP404", scaled(*scales, std=1.0))
+    (warning,) = [f for f in found if f.severity.value == "warning"]
+    odd = next(i for i, s in enumerate(scales) if scales.count(s) == 1)
+    assert warning.where == f"blocks.{odd}.attn"
+    assert isinstance(warning.value, float)
+    assert warning.value == pytest.approx(scales[odd] / scales[odd - 1])
+    assert "that of the other sites like it is" in warning.message
+
+
+@pytest.mark.parametrize("trained", [None, False, True])
+def test_np404_notes_a_scale_that_some_models_mean(trained: bool | None) -> None:
+    (found,), _ = judge("NP404", scaled(1.0, 1.0, trained=trained))
+    assert (found.severity.value, found.value) == ("note", 4.0)
+    assert found.message.startswith("the scale is 1, 4 times 1/√16: no factor at all")
+    assert found.places == ("blocks.0.attn", "blocks.1.attn")
+    (found,), _ = judge("NP404", scaled(1 / 16, 1 / 16, trained=trained))
+    assert (found.severity.value, found.value) == ("note", 0.25)
+    assert "1/16, which muP has, and the usual factor squared" in found.message
+
+
+def test_np404_warns_of_new_weights_whose_logits_are_far_too_large() -> None:
+    (found,), _ = judge("NP404", scaled(1.0, 1.0, std=16.0))
+    assert (found.severity.value, found.value, found.limit) == ("warning", 16.0, 5.0)
+    (found,), _ = judge("NP404", scaled(1.0, 1.0, std=16.0, trained=True))
+    assert (found.severity.value, found.value, found.limit) == ("note", 4.0, 2.0)
+    (found,), _ = judge("NP404", scaled(1.0, 1.0, std=5.0))
+    assert found.severity.value == "note"
+
+
+def test_np404_warns_of_the_width_of_all_heads() -> None:
+    (found,), _ = judge("NP404", scaled(1 / 16, 1 / 16, heads=16))
+    assert found.severity.value == "note"  # 1/√(16·16) is muP's 1/16
+    (found,), _ = judge("NP404", scaled(1 / 16, 1 / 16, heads=8, head_dim=32))
+    assert found.severity.value == "warning"
+    assert "that of 8 heads together, 256 features, not of one" in found.message
+    (found,), _ = judge("NP404", scaled(1 / 16, 1 / 16, heads=8, head_dim=32, trained=True))
+    assert found.severity.value == "note"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        scaled(0.25, 0.25, 0.25),
+        scaled(0.49, 0.49),  # within a factor of two
+        scaled(0.126, 0.126),
+        scaled(1.0, 1.0, std=1.1),  # drawn to fit, as T5 does
+        scaled(None, None, scale_parameter="logit_scale"),
+        scaled(0.25, 0.125, 0.3, 0.2),  # no scale is common
+        scaled(0.25, 0.25, 0.3, 0.2, 0.4),  # two of five have one
+    ],
+)
+def test_np404_passes(data: ReportData) -> None:
+    assert judge("NP404", data) == ((), ())
+
+
+def test_np404_says_that_a_scale_is_not_constant() -> None:
+    found, (skipped,) = judge("NP404", scaled(None))
+    assert (found, skipped.why) == ((), "the factor on q·k is not constant")
+
+
+def test_np405_gives_its_reason() -> None:
+    (found,), _ = judge("NP405", attended(b.logits(3.0, 30.0), b.logits(3.0, path="b.attn")))
+    assert (found.value, found.limit, found.severity.value) == (30.0, 25.0, "note")
+    assert found.message == (
+        "logits reach 30 in head 1 and nothing bounds them, queries have RMS 1, keys 1; with QK-Norm at gains of 1 "
+        "they reach 2; 1 of 2 attention sites is so"
+    )
+
+
+@pytest.mark.parametrize(
+    ("logit", "facts"),
+    [(25.0, {}), (90.0, {"softcap": 100.0}), (90.0, {"qk_norm": QKNorm(kind="rmsnorm", axis="head")}), (NAN, {})],
+)
+def test_np405_passes_what_is_bounded(logit: float, facts: dict[str, Any]) -> None:
+    assert judge("NP405", attended(b.logits(logit), sites=(b.site(**facts),))) == ((), ())
+
+
+def test_np405_cannot_tell_a_bias_from_a_product() -> None:
+    found, (skipped,) = judge("NP405", attended(b.logits(90.0), sites=(b.site(biased=True),)))
+    assert (found, skipped.why) == ((), "the logits are large and carry a position bias, q·k alone was not measured")
