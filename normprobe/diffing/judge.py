@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from normprobe.diffing.facts import ERROR, NOTE, WARNING, difference, words
 from normprobe.records import Initialisation, Severity, Skipped, WeightMeasure
@@ -20,6 +20,8 @@ _SITES = {
     "head": "what the head reads",
     "output": "the output",
 }
+
+_ELSEWHERE = {"eps", "eps_placement", "softcap", "window", "causal", "activation", "batch_dependent"}  # on other inputs
 
 
 def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterator[Difference]:
@@ -44,6 +46,19 @@ def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterat
     if output is not None and output.shape_a != output.shape_b and output.shape_a[-1] != output.shape_b[-1]:
         sizes = output.shape_a[-1], output.shape_b[-1]
         yield difference("output", "size", ERROR, sizes, (output.a, output.b))
+
+
+def of_form(found: Iterable[Difference], signal: SignalDiff | None) -> Iterator[Difference]:
+    """Facts of the build as they weigh where the outputs are the same: a factor folded into a weight, keys repeated
+    before or inside the attention, are another form of one function. What acts on other inputs alone stays an error.
+    """
+    for one in found:
+        same = signal is not None and _output(signal) is False
+        if same and one.severity is ERROR and one.fact not in _ELSEWHERE:
+            told = f"{one.message}; the outputs are the same up to rounding"
+            yield one.model_copy(update={"severity": NOTE, "message": told})
+        else:
+            yield one
 
 
 def _worst(signal: SignalDiff | None) -> Severity:

@@ -13,7 +13,7 @@ from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.diffing.facts import build_facts, grouped, target_facts
 from normprobe.diffing.inputs import shared_inputs
-from normprobe.diffing.judge import buffer_facts, judge, signal_facts, weight_facts
+from normprobe.diffing.judge import buffer_facts, judge, of_form, signal_facts, weight_facts
 from normprobe.diffing.norm_facts import norm_facts
 from normprobe.diffing.outputs import compare_outputs
 from normprobe.diffing.pairs import Pairs, pair
@@ -144,6 +144,7 @@ class _Diff:
         signal, unseen = compare_signals(a, b, pairs, self.seed, lambda done, of: self.tell("compare", done, of))
         output, lost = compare_outputs(a, b)
         init = [measure_initialisation(side.model, side.anatomy, self.seed)[0] for side in (a, b)]
+        self.found = [*of_form(self.found, signal)]
         self.found += [*signal_facts(signal, output), *weight_facts(weights, signal, init)]
         self.found += buffer_facts(compare_buffers(a.model, b.model, self.seed), signal)
         self.skipped += [*unseen, *lost]

@@ -90,6 +90,27 @@ def test_attention_facts(options: dict[str, Any], fact: str, values: tuple[Any, 
     assert told(back)[f"attention {fact}"][1:] == (b, a)
 
 
+def test_a_scale_that_is_folded_into_a_weight_is_a_note() -> None:
+    other = loaded(attention={"scale": 2.0})
+    with torch.no_grad():
+        for block in other.blocks:
+            block.attention.q.weight *= (32 // 4) ** -0.5 / 2
+    report = normprobe.diff(decoder(), other, tokens())
+    assert told(report)["attention scale"][0] == "note"
+    assert report.verdict == "same"
+    assert "the outputs are the same up to rounding" in report.differences[0].message
+
+
+def test_eps_stays_an_error_where_these_inputs_do_not_show_it() -> None:
+    other = decoder()
+    other.blocks[1].second.eps = 1e-9
+    report = normprobe.diff(decoder(), other, tokens())
+    assert report.signal is not None
+    assert report.signal.sites[-1].step is False
+    assert told(report).keys() == {"norm eps"}
+    assert report.verdict == "differs"
+
+
 def test_qk_norm_of_one_model_is_said_once() -> None:
     normed = decoder(attention={"qk_norm": True})
     plain = decoder()
