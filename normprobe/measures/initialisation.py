@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from normprobe.measures.activations import second_moment
 from normprobe.measures.draws import Fit, fit
+from normprobe.measures.init_faults import blocked, misread, same_outputs
+from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
@@ -40,7 +42,11 @@ def measure_initialisation(
     fits = [(w, _fit(read[w.parameter], w, seed)) for w in anatomy.weights if w.parameter in read]
     trained, drawn, evidence = _trained(anatomy, named, [f for _, f in fits])
     dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in read.items()}
+    own, why = ({}, "") if trained is not False else own_weights(model, seed)
     weights = tuple(_measure(w, f, () if trained else _recipes(w, f, anatomy), dtypes[w.parameter]) for w, f in fits)
+    if not trained:
+        facts = {w.parameter: _facts(w, f, read[w.parameter], own.get(w.parameter), seed) for w, f in fits}
+        weights = tuple(w.model_copy(update=_fitting(w, facts[w.parameter])) for w in weights)
     unread = [w.parameter for w in anatomy.weights if w.parameter not in read]
     lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
     skipped = (
@@ -53,7 +59,23 @@ def measure_initialisation(
     writes = tuple(len(stream.branches) for stream in anatomy.streams)
     roles = tuple(_roles(weights, {site.parameter: site for site in anatomy.weights}))
     found = Initialisation(trained=trained, drawn=drawn, evidence=evidence, writes=writes, roles=roles, weights=weights)
-    return found, skipped
+    faults = {"blocked": () if trained else tuple(blocked(anatomy, named)), "own_reason": why}
+    return found.model_copy(update=faults), skipped
+
+
+def _facts(site: WeightSite, found: Fit, parameter: Tensor, own: Tensor | None, seed: int) -> dict[str, Any]:
+    """What is told of weights that do not look trained alone."""
+    twin = None if own is None or own.shape != parameter.shape else _fit(own, site, seed)
+    return {
+        "same_outputs": same_outputs(parameter, site),
+        "misread": misread(site, found),
+        "own": None if twin is None else (twin.std, twin.interval),
+    }
+
+
+def _fitting(weight: WeightMeasure, facts: dict[str, Any]) -> dict[str, Any]:
+    """A weight that fits a recipe with its own fans was not misread; by fan_out is how one stored as [in, out] is."""
+    return facts | {"misread": ()} if {*weight.recipes} - {"kaiming_fan_out"} else facts
 
 
 def _fit(parameter: Tensor, site: WeightSite, seed: int) -> Fit:

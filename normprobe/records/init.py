@@ -28,6 +28,12 @@ class WeightMeasure(Record):
             one element.
         recipes: names of all recipes whose standard deviation lies in the interval (`normprobe.measures.recipes`);
             empty where none does, where the distribution is unknown, and for trained models.
+        same_outputs: whether all outputs of the product are the same, with weights that are not 0.
+        misread: names of the recipes by fan_in that fit only with another count than that of the summed inputs: with
+            fan_out, or with what torch's initialisers take for fan_in from the shape. Empty where any of `recipes` but
+            Kaiming's by fan_out fits.
+        own: standard deviation and 99.9 % interval of the same weight in a fresh instance of the model's class with its
+            configuration; None where none was built.
         basis: of mean and std.
     """
 
@@ -42,7 +48,19 @@ class WeightMeasure(Record):
     followed_by: Follower
     moment: float | None
     recipes: tuple[str, ...]
+    same_outputs: bool = False
+    misread: tuple[str, ...] = ()
+    own: tuple[float, tuple[float, float]] | None = None
     basis: Basis
+
+
+class BlockedBranch(Record):
+    """A branch in which factors in a row are 0, named by a parameter of each in `zeros`: no weight gets a gradient."""
+
+    stream: str
+    branch: int
+    path: str
+    zeros: tuple[str, ...]
 
 
 class RoleMeasure(Record):
@@ -77,12 +95,17 @@ class Initialisation(Record):
         drawn: share of the weights that fit a distribution that one draws from, of those that have one or enough values
             to tell that they have none; None without such a weight.
         evidence: what `trained` was read from.
+        blocked: branches whose weights get no gradient; looked for where the weights do not look trained.
+        own_reason: why no fresh instance of the model's class was built; empty where one was, or where the class does
+            not say what it is built with.
         writes: how many branches write to each stream: the N of 1/√N, 1/√(2L) for L layers of two branches.
     """
 
     trained: bool | None
     drawn: float | None = None
     evidence: tuple[str, ...]
+    blocked: tuple[BlockedBranch, ...] = ()
+    own_reason: str = ""
     writes: tuple[int, ...]
     roles: tuple[RoleMeasure, ...]
     weights: tuple[WeightMeasure, ...]

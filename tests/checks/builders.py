@@ -31,6 +31,7 @@ from normprobe.records import (
     StreamState,
     Target,
     WeightMeasure,
+    WeightSite,
 )
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite, KeptStatistics
 
@@ -316,6 +317,47 @@ def batchnorm(*sites: BatchNormSite, samples: int = 4, **more: Any) -> BatchNorm
     return BatchNormMeasure(basis=Basis(unit="1", dtype="float32", count=samples), sites=sites, **facts | more)
 
 
+def weight(parameter: str = "blocks.0.fc.weight", **more: Any) -> WeightMeasure:
+    """A reader drawn by LeCun's recipe, 8 inputs and 16 outputs."""
+    facts: dict[str, Any] = {
+        "roles": ("reader",),
+        "distribution": "normal",
+        "mean": 0.0,
+        "std": 0.3536,
+        "interval": (0.35, 0.36),
+        "gain": 1.0,
+        "gain_back": 1.4,
+        "followed_by": "gelu",
+        "moment": 0.5,
+        "recipes": ("lecun",),
+        "basis": Basis(unit="1", dtype="float32", count=128),
+    }
+    return WeightMeasure(parameter=parameter, **facts | more)
+
+
+def weight_site(parameter: str = "blocks.0.fc.weight", **more: Any) -> WeightSite:
+    """The reader of the first branch, stored as [out, in]."""
+    facts: dict[str, Any] = {
+        "roles": ("reader",),
+        "stream": 0,
+        "branch": 0,
+        "shape": (16, 8),
+        "fan_in": 8,
+        "fan_out": 16,
+        "output_axis": 0,
+        "kind": "linear",
+        "followed_by": "gelu",
+        "site": OpSite(path="blocks.0.fc", op="aten.addmm"),
+    }
+    return WeightSite(parameter=parameter, **facts | more)
+
+
+def drawn(*weights: WeightMeasure, trained: bool | None = False, **more: Any) -> Initialisation:
+    """Weights that look as they were drawn."""
+    facts: dict[str, Any] = {"evidence": (), "writes": (2,), "roles": ()}
+    return Initialisation(trained=trained, weights=weights or (weight(),), **facts | more)
+
+
 def document(
     *,
     norms: tuple[NormSite, ...] | None = None,
@@ -324,6 +366,7 @@ def document(
     dtype: str = "float32",
     level: Any = "backward",
     declared: tuple[Declared, ...] = (Declared(path=".", field="norm_eps", fact="eps", value=1e-5),),
+    weights: tuple[WeightSite, ...] = (),
     **measured: Any,
 ) -> ReportData:
     """A healthy document, with the given parts in place of its own."""
@@ -345,6 +388,24 @@ def document(
             streams=(stream(),) if streams is None else streams,
             attention=(site(),) if attention is None else attention,
             head=Head(path="head.weight"),
+            weights=weights,
         ),
         measurements=Measurements(**measurements | measured),
+    )
+
+
+def unscaled(writes: int, recipes: tuple[str, ...] = ("fixed_0.02",), grown: float = 2.5) -> ReportData:
+    """A pre-norm stream of so many writes from weights of one standard deviation, that grows so often its entry."""
+    branches = tuple(branch(f"blocks.{i}") for i in range(writes))
+    known, found = [], []
+    for i in range(writes):
+        for name, role in (("fc", "reader"), ("proj", "writer")):
+            known.append(weight_site(f"blocks.{i}.{name}.weight", roles=(role,), branch=i))
+            fits = recipes if role == "writer" else ("fixed_0.02",)
+            found.append(weight(f"blocks.{i}.{name}.weight", roles=(role,), std=0.02, recipes=fits))
+    return document(
+        streams=(stream(branches=branches, depth=writes),),
+        residual=(residual(state(0, rms=0.5), state(1, rms=0.5 * grown)),),
+        weights=tuple(known),
+        init=drawn(*found),
     )

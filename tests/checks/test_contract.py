@@ -25,6 +25,7 @@ from normprobe.records import (
     Stream,
     Target,
 )
+from normprobe.records.init import BlockedBranch
 from tests.checks import builders as b
 
 HEADINGS = ("What it measures", "Why it matters", "What to do", "When to ignore it", "References")
@@ -68,6 +69,12 @@ NAMES = {
     "NP502": "vanishing-gradient",
     "NP503": "exploding-gradient",
     "NP504": "non-finite",
+    "NP601": "linear-gain-before-relu",
+    "NP602": "unscaled-writers",
+    "NP603": "recipe-not-applied",
+    "NP604": "wrong-fan",
+    "NP605": "constant-weight",
+    "NP606": "blocked-gradient",
     "NP701": "train-eval-gap",
     "NP702": "small-batch",
     "NP703": "batch-norm-over-padding",
@@ -155,6 +162,21 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP502": lambda: b.document(gradients=b.gradients(sizes=(1e-5, 0.1))),
     "NP503": lambda: b.document(gradients=b.gradients(sizes=(200.0, 0.1))),
     "NP504": lambda: b.document(output_finite=False),
+    "NP601": lambda: b.document(
+        norms=(),
+        streams=(),
+        init=b.drawn(*(b.weight(f"{i}.weight", followed_by="relu", moment=0.5) for i in range(5))),
+    ),
+    "NP602": lambda: b.unscaled(24),
+    "NP603": lambda: b.document(init=b.drawn(b.weight(own=(0.1, (0.09, 0.11))))),
+    "NP604": lambda: b.document(
+        weights=tuple(b.weight_site(f"{i}.weight", output_axis=1) for i in range(2)),
+        init=b.drawn(*(b.weight(f"{i}.weight", recipes=(), misread=("lecun",)) for i in range(2))),
+    ),
+    "NP605": lambda: b.document(init=b.drawn(b.weight(same_outputs=True))),
+    "NP606": lambda: b.document(
+        init=b.drawn(blocked=(BlockedBranch(stream="blocks", branch=0, path="blocks.0", zeros=("a", "b")),))
+    ),
     "NP701": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(), train_eval_gap=0.9)),
     "NP702": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(count=1, training=True), training=True)),
     "NP703": lambda: b.document(batchnorm=b.batchnorm(b.batch_norm(padding=7))),

@@ -1,0 +1,31 @@
+"""What the checks of initialisation share: they judge weights that look as they were drawn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from normprobe.checks.base import Check, Needs, Outcome
+from normprobe.records import Initialisation, ReportData
+
+NEEDS = Needs.STRUCTURE | Needs.WEIGHTS | Needs.FORWARD
+
+
+@dataclass(frozen=True)
+class DrawnCheck(Check):
+    """Base of a check of initialisation; silent where the weights look trained, or where it is open whether they are
+    and `open_too` is not set."""
+
+    open_too = False
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield what `judge` finds in weights that were drawn."""
+        init = data.measurements.init
+        if init is None:
+            yield self.skip("how the weights were drawn was not measured")
+        elif init.trained is False or (self.open_too and init.trained is None):
+            yield from self.judge(init, data)
+
+    @abstractmethod
+    def judge(self, init: Initialisation, data: ReportData) -> Outcome:
+        """Yield what is wrong with weights that look as they were drawn."""

@@ -1,0 +1,132 @@
+"""The checks of initialisation on records: NP601 to NP606."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from normprobe.checks import find, run
+from normprobe.records import Finding, ReportData, Skipped
+from normprobe.records.init import BlockedBranch
+from tests.checks import builders as b
+from tests.checks.test_contract import FAULTS
+
+ALL = ("NP601", "NP602", "NP603", "NP604", "NP605", "NP606")
+
+
+def judge(code: str, data: ReportData) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:
+    return run(data, [find(code)])
+
+
+def stack(layers: int, moment: float, recipe: str, **more: Any) -> ReportData:
+    rows = (b.weight(f"{i}.weight", followed_by="relu", moment=moment, recipes=(recipe,)) for i in range(layers))
+    return b.document(**{"norms": (), "streams": (), "init": b.drawn(*rows), **more})
+
+
+@pytest.mark.parametrize("code", ALL)
+def test_trained_weights_are_not_judged(code: str) -> None:
+    data = FAULTS[code]()
+    assert data.measurements.init is not None
+    for trained, open_too in ((True, False), (None, code in ("NP605", "NP606"))):
+        init = data.measurements.init.model_copy(update={"trained": trained})
+        measured = data.measurements.model_copy(update={"init": init})
+        found, _ = judge(code, data.model_copy(update={"measurements": measured}))
+        assert bool(found) == open_too
+
+
+def test_np601_multiplies_what_each_layer_leaves() -> None:
+    assert judge("NP601", stack(4, 0.5, "xavier")) == ((), ())
+    (found,), _ = judge("NP601", stack(5, 0.5, "xavier"))
+    assert found.value == pytest.approx(0.5**2.5)
+    assert found.message == "5 layers before a ReLU, drawn by xavier, leave 0.1768 of the signal's RMS"
+    (default,), _ = judge("NP601", stack(2, 1 / 6, "torch_default"))
+    assert (default.severity.value, found.severity.value) == ("note", "warning")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"streams": (b.stream(),)},
+        {"norms": (b.norm(),)},
+        {"init": b.drawn(*(b.weight(f"{i}", followed_by="relu", moment=1.0, recipes=("kaiming",)) for i in range(20)))},
+        {"init": b.drawn(*(b.weight(f"{i}", followed_by="norm", moment=None) for i in range(20)))},
+    ],
+)
+def test_np601_passes_what_is_normed_added_or_drawn_for_relu(more: dict[str, Any]) -> None:
+    assert judge("NP601", stack(20, 0.5, "xavier", **more)) == ((), ())
+
+
+def test_np602_notes_a_deep_stream_that_grows() -> None:
+    (found,), _ = judge("NP602", b.unscaled(24))
+    assert (found.severity.value, found.value) == ("note", 2.5)
+    assert found.message.endswith("divided by √24 it would be 0.004082")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b.unscaled(23),
+        b.unscaled(24, grown=2.0),
+        b.unscaled(24, recipes=("gpt2_depth",)),
+        b.unscaled(24, recipes=("fixed_0.02", "gpt2_depth")),
+        b.unscaled(24, recipes=("fixed_0.006",)),
+        b.unscaled(24).model_copy(update={"anatomy": b.document(streams=(b.stream(placement="post"),)).anatomy}),
+    ],
+)
+def test_np602_passes_shallow_even_and_scaled_streams(data: ReportData) -> None:
+    assert judge("NP602", data) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ((0.3536, (0.35, 0.36)), None),
+        ((0.30, (0.29, 0.31)), None),  # a ratio of 1.18
+        ((0.29, (0.28, 0.30)), 1.219),
+        ((0.29, (0.28, 0.3501)), None),  # chance
+        ((0.9, (0.89, 0.91)), 0.3929),
+        ((0.0, (0.0, 0.0)), math.inf),
+    ],
+)
+def test_np603_compares_with_the_own_class(own: tuple[float, tuple[float, float]], expected: float | None) -> None:
+    found, _ = judge("NP603", b.document(init=b.drawn(b.weight(own=own))))
+    assert [f.value for f in found] == ([] if expected is None else [pytest.approx(expected, rel=1e-3)])
+
+
+def test_np603_gathers_by_role_and_direction_and_says_why_it_could_not() -> None:
+    rows = [b.weight(str(i), own=(0.1, (0.09, 0.11))) for i in range(3)]
+    rows += [b.weight("head", roles=("head",), own=(0.1, (0.09, 0.11))), b.weight("other", own=(0.9, (0.89, 0.91)))]
+    found, _ = judge("NP603", b.document(init=b.drawn(*rows)))
+    assert sorted(len(f.places) for f in found) == [0, 0, 3]
+    _, (skipped,) = judge("NP603", b.document(init=b.drawn(own_reason="too large")))
+    assert skipped.why == "too large"
+
+
+@pytest.mark.parametrize(
+    ("site", "count", "told"),
+    [({"output_axis": 1}, 2, True), ({"kind": "experts"}, 2, True), ({"output_axis": 1}, 1, False), ({}, 5, False)],
+)
+def test_np604_wants_two_weights_and_a_layout_that_is_misread(site: dict[str, Any], count: int, told: bool) -> None:
+    sites = tuple(b.weight_site(f"{i}", **site) for i in range(count))
+    rows = (b.weight(f"{i}", recipes=(), misread=("kaiming",)) for i in range(count))
+    found, _ = judge("NP604", b.document(weights=sites, init=b.drawn(*rows)))
+    assert bool(found) == told
+
+
+def test_np605_names_the_constant() -> None:
+    row = b.weight(same_outputs=True, distribution="constant", mean=0.25)
+    (found,), _ = judge("NP605", b.document(init=b.drawn(row)))
+    assert "the constant 0.25" in found.message
+
+
+def test_np606_is_sure_of_zeros_and_warns_by_gradients() -> None:
+    idle = b.gradients(norm_=0.0)
+    (found,), _ = judge("NP606", b.document(gradients=idle))
+    assert (found.severity.value, found.places) == ("warning", ("blocks.0", "blocks.1"))
+    zeros = tuple(BlockedBranch(stream="blocks", branch=i, path=f"blocks.{i}", zeros=("a", "b")) for i in range(2))
+    (found,), _ = judge("NP606", b.document(gradients=idle, init=b.drawn(blocked=zeros)))
+    assert (found.severity.value, "a and b are both 0" in found.message) == ("error", True)
+    lost = b.gradients(norm_=0.0, sizes=(0.0, 0.0))  # the loss does not read the stream
+    assert judge("NP606", b.document(gradients=lost)) == ((), ())

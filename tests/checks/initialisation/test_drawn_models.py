@@ -1,0 +1,195 @@
+"""NP601 to NP606 on small models: the fault planted on several architectures, and the sound model beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe import probe
+from normprobe.records import Finding, Stream
+
+transformers = pytest.importorskip("transformers")
+IDS = {"input_ids": torch.arange(3, 19)[None]}
+
+
+def gpt2(layers: int = 12) -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=layers, n_embd=64, n_head=4, vocab_size=96, n_positions=32, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def small(kind: str, **more: Any) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
+    if kind == "llama":
+        config: Any = transformers.LlamaConfig(intermediate_size=160, num_key_value_heads=4, **sizes | more)
+        return transformers.LlamaForCausalLM(config).eval()
+    return transformers.BertForMaskedLM(transformers.BertConfig(intermediate_size=128, **sizes | more)).eval()
+
+
+MODELS: list[Callable[[], nn.Module]] = [lambda: gpt2(2), lambda: small("llama"), lambda: small("bert")]
+
+
+def found(model: nn.Module, inputs: Any = IDS, level: Any = "forward") -> list[Finding]:
+    return [f for f in probe(model, inputs, level=level).findings if f.code.startswith("NP6")]
+
+
+def codes(model: nn.Module, inputs: Any = IDS, level: Any = "forward") -> list[str]:
+    return list(dict.fromkeys(f.code for f in found(model, inputs, level)))
+
+
+def stream(model: nn.Module) -> Stream:
+    return probe(model, IDS, level="structure").anatomy.streams[0]
+
+
+def named(model: nn.Module, names: tuple[str, ...]) -> list[nn.Parameter]:
+    return [p for n, p in model.named_parameters() if n in names]
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_fresh_models_are_sound(build: Callable[[], nn.Module]) -> None:
+    assert codes(build(), level="backward") == []
+
+
+def test_gpt2_without_the_scale_of_its_writers() -> None:
+    model = gpt2()
+    assert codes(model) == []
+    with torch.no_grad():
+        for branch in stream(model).branches:
+            for parameter in named(model, branch.writers):
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.02)
+    warned, noted = found(model)
+    assert (warned.code, warned.severity.value, noted.code, noted.severity.value) == (
+        "NP603",
+        "warning",
+        "NP602",
+        "note",
+    )
+    assert warned.value == pytest.approx(math.sqrt(24), rel=0.02)
+    assert len(warned.places) == 24
+    assert "divided by √24" in noted.message
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_readers_drawn_otherwise(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    with torch.no_grad():
+        for parameter in named(model, stream(model).branches[1].readers):
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+    assert codes(model) == ["NP603"]
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_constant_weights_and_equal_rows(build: Callable[[], nn.Module]) -> None:
+    for constant in (True, False):
+        model = build()
+        (weight, *_) = [p for p in named(model, stream(model).branches[0].writers) if p.dim() > 1]
+        outputs = next(
+            w.output_axis
+            for w in probe(model, IDS, level="structure").anatomy.weights
+            if (model.get_parameter(w.parameter) is weight)
+        )
+        with torch.no_grad():
+            if constant:
+                weight.fill_(0.01)
+            else:
+                weight.copy_(weight.narrow(outputs, 0, 1).expand_as(weight))
+        assert "NP605" in codes(model)
+
+
+@pytest.mark.parametrize("build", [lambda: gpt2(2), lambda: small("llama")])
+def test_zeros_in_a_row_block_the_gradient(build: Callable[[], nn.Module]) -> None:
+    """Writers of zero alone are a sound start; readers and writers of zero are not."""
+    model = build()
+    branch = stream(model).branches[0]
+    for names, expected in ((branch.writers, False), (branch.readers, True)):
+        with torch.no_grad():
+            for parameter in named(model, names):
+                parameter.zero_()
+        blocked = [f for f in found(model, level="backward") if f.code == "NP606"]
+        assert [f.severity.value for f in blocked] == (["error"] if expected else [])
+
+
+class Scaled(nn.Module):
+    """Branches that a learned factor of 0 starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(3))
+        self.maps = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.scales = nn.ParameterList(nn.Parameter(torch.zeros(())) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, linear, scale in zip(self.norms, self.maps, self.scales, strict=True):
+            x = x + scale * linear(norm(x))
+        return self.head(self.norm(x))
+
+
+def test_a_factor_of_zero_on_a_branch_of_zeros() -> None:
+    model, x = Scaled(), torch.randn(2, 5, 32)
+    assert codes(model, x, "backward") == []
+    with torch.no_grad():
+        model.maps[1].weight.zero_()
+        model.maps[1].bias.zero_()
+    (blocked,) = [f for f in found(model, x) if f.code == "NP606"]
+    assert blocked.message.endswith("maps.1.weight and scales.1 are both 0")
+
+
+def relu(init: Callable[[Tensor], Any], norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    rows: list[nn.Module] = []
+    for _ in range(8):
+        rows += [nn.Linear(64, 64), *([nn.LayerNorm(64)] if norm else []), nn.ReLU()]
+    model = nn.Sequential(*rows, nn.Linear(64, 8))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            init(layer.weight)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("init", "norm", "expected"),
+    [
+        (nn.init.xavier_uniform_, False, [("NP601", "warning")]),
+        (lambda w: nn.init.kaiming_uniform_(w, a=math.sqrt(5)), False, [("NP601", "note")]),
+        (lambda w: nn.init.kaiming_normal_(w, nonlinearity="relu"), False, []),
+        (nn.init.xavier_uniform_, True, []),
+    ],
+)
+def test_gains_before_relu(init: Any, norm: bool, expected: list[tuple[str, str]]) -> None:
+    model = relu(init, norm)
+    assert [(f.code, f.severity.value) for f in found(model, torch.randn(4, 64))] == expected
+
+
+class Transposed(nn.Module):
+    """A gelu stack whose weights are stored as [in, out], with widths that go up and down."""
+
+    def __init__(self, swapped: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.ParameterList(nn.Parameter(torch.empty(64, 256)) for _ in range(3))
+        self.down = nn.ParameterList(nn.Parameter(torch.empty(256, 64)) for _ in range(3))
+        for weight in (*self.up, *self.down):
+            nn.init.kaiming_normal_(weight if swapped else weight.T, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = (x @ up).relu() @ down
+        return x
+
+
+def test_a_fan_that_was_read_off_the_wrong_axis() -> None:
+    x = torch.randn(5, 64)
+    assert codes(Transposed(False), x) == []
+    assert codes(Transposed(True), x)[-1:] == ["NP604"]
