@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from normprobe import checks
 from normprobe.anatomy.build import Reading, read
@@ -24,6 +25,7 @@ from normprobe.inputs.declared import declared_by
 from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.extra import Progress
 from normprobe.measures.gains import measure_gains
+from normprobe.measures.optimizer import measure_optimizer
 from normprobe.measures.settings import Wanted, check_wanted
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Settings, Skipped, Target
 from normprobe.report.report import Report
@@ -42,6 +44,7 @@ def probe(
     tokenizer: Any = None,
     loss: Loss | None = None,
     lr: float | None = None,
+    optimizer: Optimizer | None = None,
     autocast: str | torch.dtype | None = None,
     exact: bool = False,
     seed: int = 0,
@@ -64,6 +67,8 @@ def probe(
         tokenizer: called as `tokenizer(text, return_tensors="pt")` for inputs given as a text.
         loss: `loss(output, inputs)` gives the scalar whose gradients are taken at level "backward".
         lr: learning rate; level "backward" then says how large a step is beside the weights of every branch.
+        optimizer: made for the parameters of `model`; what it does to the gains of norms is then judged, by copies of
+            it that step parameters of their own.
         autocast: dtype of automatic mixed precision for all passes, as a torch dtype or its name.
         exact: take every query row of attention, in place of a sample of them.
         seed: seed of everything that is sampled.
@@ -76,21 +81,20 @@ def probe(
 
     Raises:
         SettingError: no module; an unknown level, measure, dtype, check or limit; a loss or rate without use; a seed
-            that is no int.
+            that is no int; an optimizer that is none.
         InputError: no inputs could be made; the model rejected them, or the tokenizer or the loss raised (their own
             error is the cause).
     """
     check_model(model)
-    tell = progress or (lambda stage, done, total: None)
+    tell, settings = progress or (lambda stage, done, total: None), settings or Settings()
     measures = (measures,) if isinstance(measures, str) else measures
-    wanted, settings = Wanted(level, measures, loss, lr, exact, seed, tell), settings or Settings()
+    wanted = Wanted(level, measures, loss, lr, exact, seed, tell, optimizer)
     check_wanted(wanted)
     checks.chosen_checks(settings)
     model = unwrapped(model)
-    values, description = given_inputs(model, inputs, tokenizer, seed)
-    values = on_device(model, values)
+    given, description = given_inputs(model, inputs, tokenizer, seed)
     with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
-        reading = _read(model, values, tell)
+        reading = _read(model, values := on_device(model, given), tell)
         measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
     data = ReportData(target=target, level=level, settings=settings, declared=declared_by(model))
@@ -110,6 +114,16 @@ def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
 
 
 def _measure(
+    model: nn.Module, inputs: Inputs, reading: Reading, wanted: Wanted
+) -> tuple[Measurements, tuple[Skipped, ...]]:
+    measured, skipped = _measure_model(model, inputs, reading, wanted)
+    if isinstance(wanted.optimizer, Optimizer):
+        known = measure_optimizer(model, reading.anatomy, wanted.optimizer)
+        measured = measured.model_copy(update={"optimizer": known})
+    return measured, skipped
+
+
+def _measure_model(
     model: nn.Module, inputs: Inputs, reading: Reading, wanted: Wanted
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
     if any(p.device.type == "meta" for p in model.parameters()):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from torch.optim import Optimizer
+
 from normprobe.errors import SettingError
 from normprobe.measures.extra import Progress
 from normprobe.measures.loss import LossFunction
@@ -27,6 +29,7 @@ class Wanted:
     exact: bool
     seed: int
     tell: Progress
+    optimizer: object = None
 
 
 def check_wanted(wanted: Wanted) -> None:
@@ -45,6 +48,9 @@ def check_wanted(wanted: Wanted) -> None:
         _check_no_signal(wanted)
     _check_loss(wanted)
     _check_rate(wanted.lr, level)
+    if wanted.optimizer is not None and not isinstance(wanted.optimizer, Optimizer):
+        found = f"{type(wanted.optimizer).__name__}: {wanted.optimizer!r:.80}"
+        raise SettingError("the optimizer is none of torch's", expected="a torch.optim.Optimizer", found=found)
     if isinstance(wanted.seed, bool) or not isinstance(wanted.seed, int):
         found = f"{type(wanted.seed).__name__}: {wanted.seed!r:.80}"
         raise SettingError("the seed is no int", expected="an int", found=found)

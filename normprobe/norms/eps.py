@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normprobe.norms.fit import Fit
 from normprobe.norms.subject import Instance
-from normprobe.records.norms import EpsPlacement
+from normprobe.records.norms import Clamped, EpsPlacement
 
 SPREAD = {torch.float64: 0.01, torch.float32: 0.01, torch.bfloat16: 0.08, torch.float16: 0.08}
 FLOOR = {torch.float64: 1e-140, torch.float32: 1e-17, torch.bfloat16: 1e-17, torch.float16: 1e-3}
@@ -23,12 +23,14 @@ Shrink = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Eps:
-    """A recovered eps. `spread` is the relative range over the scales; `value` None where there is none."""
+    """A recovered eps. `spread` is the relative range over the scales; `value` None where there is none; `clamps` as in
+    `NormSpec`."""
 
     value: float | None
     placement: EpsPlacement
     note: str
     spread: float = 0.0
+    clamps: Clamped | None = None
 
 
 def shrinkage(instance: Instance, fit: Fit, device: torch.device, seed: int) -> Shrink:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,15 +15,14 @@ from normprobe.norms.layout import Layout
 from normprobe.norms.module_subject import SIDE
 from normprobe.norms.subject import Instance, Subject
 from normprobe.records import NormSpec
-from normprobe.records.norms import Reduction, WeightMultiply
+from normprobe.records.norms import Clamped, Reduction, WeightMultiply
 
 SEED = 1
 
 
 def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = False) -> NormSpec:
     """The record of a norm whose form is `fit`; `train` where it was found in train mode."""
-    x = rows(subject.shape, SEED)[0].to(device=subject.device, dtype=exact.dtype)
-    ops = precision.operations(exact, x)
+    ops = precision.operations(exact, rows(subject.shape, SEED)[0].to(subject.device, exact.dtype))
     fused = precision.fused_op(ops)
     named = name(fit, exact.tensors, fused.name if fused else None, SIDE)
     numbers = {number for op in ops for number in op.numbers}
@@ -31,7 +30,7 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
     reduced, why_reduced = _reduction(subject, fit, train)
     multiply, why_multiply = _multiply(subject, fit, named, fused, train)
     layout = fit.layout
-    notes = (named.note, eps.note, why_reduced, why_multiply)
+    notes = [note for note in (named.note, eps.note, why_reduced, why_multiply) if note]
     return NormSpec(
         kind=named.kind,
         subtracts_mean=fit.centred,
@@ -39,6 +38,7 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
         affine=named.affine.form,
         eps=eps.value,
         eps_placement=eps.placement,
+        eps_clamps=eps.clamps,
         reduction=reduced,
         weight_multiply=multiply,
         axes=signed(layout),
@@ -49,7 +49,7 @@ def statistic_spec(subject: Subject, exact: Instance, fit: Fit, train: bool = Fa
         weight=named.affine.weight,
         bias=named.affine.bias,
         device=subject.device.type,
-        evidence=(_form(fit, train), *_part(layout), *[text for text in notes if text]),
+        evidence=(_form(fit, train), *_part(layout), *notes),
     )
 
 
@@ -100,7 +100,9 @@ def _eps(subject: Subject, fit: Fit, named: Named, train: bool, numbers: Collect
     if any(tensor.numel() == 1 for tensor in drawn.values()):
         eps = as_tensor(eps, drawn, subject.instance(torch.float64, None).tensors)
     n = fit.layout.size
-    unit = named.unit if eps.value is None else _unit(eps, named.unit, n / (n - 1) if fit.centred else n, numbers)
+    other = n / (n - 1) if fit.centred else n
+    eps = replace(eps, clamps=_clamps(eps, (named.unit, 1.0, other), numbers))
+    unit = named.unit if eps.value is None else _unit(eps, named.unit, other, numbers)
     if eps.value is None or unit == 1.0:
         return eps
     value = _written(eps.value, eps, unit)
@@ -118,6 +120,15 @@ def _unit(eps: Eps, unit: float, other: float, numbers: Collection[float]) -> fl
     assert eps.value is not None
     seen = [u for u in (unit, 1.0, other) if any(_close(_written(eps.value, eps, u), n) for n in numbers)]
     return seen[0] if seen else unit
+
+
+def _clamps(eps: Eps, units: Sequence[float], numbers: Collection[float]) -> Clamped | None:
+    """Whether the constants hold eps, as a bound of the root, or its square; None where they tell neither or both."""
+    if eps.placement != "clamp" or eps.value is None:
+        return None
+    root = any(_close(eps.value * unit**0.5, n) for unit in units for n in numbers)
+    square = any(_close(eps.value**2 * unit, n) for unit in units for n in numbers)
+    return None if root == square else "root" if root else "mean_square"
 
 
 def _close(value: float, number: float) -> bool:

@@ -18,6 +18,7 @@ from normprobe.records.jacobian import JacobianMeasure
 from normprobe.records.non_finite import BrokenTensor, NonFinite
 from normprobe.records.norm_curves import NormsMeasure
 from normprobe.records.norm_gains import NormGain
+from normprobe.records.optimizer import OptimizerMeasure
 from normprobe.records.precision import PrecisionMeasure
 from normprobe.records.products import ProductsMeasure
 from normprobe.records.residual import StreamMeasure
@@ -95,6 +96,7 @@ class Measurements(Record):
     residual: tuple[StreamMeasure, ...] = ()
     attention: tuple[AttentionMeasure, ...] = ()
     norm_gains: tuple[NormGain, ...] = ()
+    optimizer: OptimizerMeasure | None = None
     init: Initialisation | None = None
     gradients: GradientMeasure | None = None
     batchnorm: BatchNormMeasure | None = None

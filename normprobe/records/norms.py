@@ -26,6 +26,7 @@ NormKind = Literal[
 ]
 AffineForm = Literal["weight", "weight+bias", "one_plus_weight", "one_plus_weight+bias", "none", "other"]
 EpsPlacement = Literal["inside_sqrt", "outside_sqrt", "clamp", "scaled", "none", "unknown"]
+Clamped = Literal["root", "mean_square"]
 Reduction = Literal["float32", "input", "native", "unknown"]
 WeightMultiply = Literal["before_cast", "after_cast", "fused", "none", "unknown"]
 
@@ -41,6 +42,8 @@ class NormSpec(Record):
         eps: the constant in force in the working dtype, in the units of its placement (inside_sqrt: of the
             mean square; outside_sqrt and clamp: of the root; of the sum where the code divides by an L2 norm); None
             where it has none or was not recovered.
+        eps_clamps: what a clamp is written for: it keeps the root above eps, or the mean square above eps²; None where
+            there is no clamp or the constants of the code do not tell.
         axes: the axes that are reduced, counted from the end for the last axes (-1: features).
         size: number of elements that share one statistic; None where it depends on the input.
         groups: number of groups of channels with a statistic each; None where there are no groups.
@@ -53,6 +56,7 @@ class NormSpec(Record):
     affine: AffineForm = "none"
     eps: float | None = None
     eps_placement: EpsPlacement = "none"
+    eps_clamps: Clamped | None = None
     reduction: Reduction = "unknown"
     weight_multiply: WeightMultiply = "none"
     axes: tuple[int, ...] = ()

@@ -34,6 +34,7 @@ from normprobe.records import (
     WeightSite,
 )
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite, KeptStatistics
+from normprobe.records.optimizer import NormStep, OptimizerGroup, OptimizerMeasure
 
 
 def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
@@ -42,6 +43,7 @@ def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
         "kind": "rmsnorm",
         "subtracts_mean": False,
         "affine": "weight",
+        "axes": (-1,),
         "weight": f"{path}.weight",
         "eps": 1e-5,
         "eps_placement": "inside_sqrt",
@@ -105,6 +107,24 @@ def init(drawn: float | None = 1.0, trained: bool | None = None, **stds: float) 
         WeightMeasure(parameter=name, std=std, interval=(std, std), gain=std, **facts) for name, std in stds.items()
     )
     return Initialisation(trained=trained, drawn=drawn, evidence=(), writes=(2,), roles=(), weights=weights)
+
+
+def group(decay: float | None = 0.0, step: float | None = 1e-3, reason: str = "", **more: Any) -> OptimizerGroup:
+    """A group of Adam without weight decay."""
+    facts: dict[str, Any] = {"lr": 1e-3, "weight_decay": None if decay is None else 100 * decay}
+    return OptimizerGroup(decay=decay, step=step, reason=reason, **facts | more)
+
+
+def norm_step(path: str = "blocks.0.norm", lost: float | None = 0.0, **more: Any) -> NormStep:
+    """A gain in float32 that the first group of an optimiser trains."""
+    facts: dict[str, Any] = {"parameter": f"{path}.weight", "part": "gain", "one_plus": False, "group": 0}
+    return NormStep(path=path, lost=lost, **facts | {"dtype": "float32"} | more)
+
+
+def optimizer(*steps: NormStep, groups: tuple[OptimizerGroup, ...] | None = None, **more: Any) -> OptimizerMeasure:
+    """Adam, as it trains these gains and offsets."""
+    facts: dict[str, Any] = {"name": "Adam", "gains": 3, "offsets": 2, "foreign": 0}
+    return OptimizerMeasure(groups=groups or (group(),), norms=steps, **facts | more)
 
 
 def branch(path: str, **more: Any) -> Branch:
@@ -374,6 +394,7 @@ def document(
     measurements: dict[str, Any] = {
         "norm_gains": tuple(gain(site.path) for site in sites),
         "init": init(),
+        "optimizer": optimizer(),
         "residual": (residual(),),
         "attention": (logits(3.0, 4.0),),
         "output_finite": True,

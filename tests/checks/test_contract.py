@@ -33,13 +33,18 @@ NAMES = {
     "NP101": "eps-outside-root",
     "NP102": "eps-vanishes-in-dtype",
     "NP104": "eps-differs-from-config",
+    "NP103": "eps-dominates-signal",
+    "NP105": "mixed-eps",
     "NP106": "half-precision-reduction",
+    "NP107": "gain-after-downcast",
     "NP108": "name-contradicts-behaviour",
     "NP109": "uninitialised-gain",
     "NP110": "dead-gain",
     "NP111": "outlier-gain",
     "NP112": "doubled-offset",
     "NP113": "lost-norm-keys",
+    "NP114": "norm-weight-decay",
+    "NP115": "frozen-by-rounding",
     "NP201": "missing-final-norm",
     "NP202": "doubled-final-norm",
     "NP203": "misplaced-final-norm",
@@ -116,13 +121,21 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
         norms=(b.norm(kind="l2norm", eps=1e-12, eps_placement="clamp", class_name=""),), dtype="float16"
     ),
     "NP104": lambda: b.document(declared=(Declared(path=".", field="norm_eps", fact="eps", value=1e-6),)),
+    "NP103": lambda: b.document(residual=(b.residual(entry_rms=1e-3),)),
+    "NP105": lambda: b.document(
+        norms=(b.norm(), b.norm("blocks.1.norm"), b.norm("blocks.2.norm", eps=1e-6)),
+        streams=(b.stream(branches=tuple(b.branch(f"blocks.{i}") for i in range(3)), final_norm="blocks.0.norm"),),
+    ),
     "NP106": lambda: b.document(norms=(b.norm(reduction="input"),)),
+    "NP107": lambda: b.document(norms=(b.norm(weight_multiply="after_cast"),), dtype="bfloat16", norm_gains=()),
     "NP108": lambda: b.document(norms=(b.norm(class_name="T5LayerNorm"),)),
     "NP109": lambda: b.document(norm_gains=(b.gain(held=b.elements(non_finite=16)),)),
     "NP110": lambda: b.document(norm_gains=(b.gain(held=b.elements(value=0.0)),)),
     "NP111": lambda: b.document(norm_gains=(b.gain(held=b.moved(peak=400.0)),)),
     "NP112": lambda: b.document(norm_gains=(b.gain(held=b.moved(median=2.0), one_plus=True),)),
     "NP113": lambda: b.document(norm_gains=(b.gain(), b.gain("norm", b.moved())), init=b.init(0.1, trained=True)),
+    "NP114": lambda: b.document(optimizer=b.optimizer(b.norm_step(), groups=(b.group(decay=1e-4),))),
+    "NP115": lambda: b.document(optimizer=b.optimizer(b.norm_step(lost=1.0, dtype="bfloat16"))),
     "NP201": lambda: b.document(streams=(b.stream(final_norm=None),)),
     "NP202": lambda: b.document(norms=(b.norm("norm", role="final"), b.norm("again", role="head", follows="norm"))),
     "NP203": lambda: b.document(streams=(written({"placement": "post", "post_norm": "n"}, {}, final_norm=None),)),
@@ -190,6 +203,8 @@ NOT_FINITE: dict[str, Callable[[float], ReportData]] = {
     "NP701": lambda x: b.document(batchnorm=b.batchnorm(b.batch_norm(), train_eval_gap=x)),
     "NP705": lambda x: b.document(batchnorm=b.batchnorm(b.batch_norm(kept=b.kept(divergence=x)))),
     "NP109": lambda x: b.document(norm_gains=(b.gain(held=b.elements(peak=x)),)),
+    "NP114": lambda x: b.document(optimizer=b.optimizer(b.norm_step(), groups=(b.group(decay=x),))),
+    "NP115": lambda x: b.document(optimizer=b.optimizer(b.norm_step(lost=x))),
     "NP303": lambda x: b.document(residual=(b.residual(massive=(b.massive(x),)),)),
     "NP401": lambda x: b.document().model_copy(
         update={"measurements": Measurements(attention=(b.logits(3.0, x, bound=x),), output_finite=True)}
@@ -276,7 +291,8 @@ def test_nothing_known_is_skipped_and_never_silence(check: Check, level: str) ->
 
 @pytest.mark.parametrize("check", ALL, ids=each)
 def test_unknown_facts_are_skipped_or_pass_on_purpose(check: Check) -> None:
-    unknown = b.norm(kind="unknown", eps=None, eps_placement="unknown", reduction="unknown", class_name="LayerNorm")
+    facts = {"eps_placement": "unknown", "reduction": "unknown", "weight_multiply": "unknown"}
+    unknown = b.norm(kind="unknown", eps=None, class_name="LayerNorm", **facts)
     data = b.document(
         norms=(unknown,),
         streams=(b.stream(final_norm=None, needs_final_norm=None, final_norm_reason="features are pooled"),),

@@ -37,9 +37,9 @@ def one(code: str, dtype: str = "float32", /, **facts: Any) -> Finding | None:
 )
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm", "batchnorm", "groupnorm", "instancenorm"])
 def test_np101_says_where_a_port_would_differ(kind: str, placement: str, eps: float, words: str) -> None:
-    found = one("NP101", kind=kind, eps_placement=placement, eps=eps)
+    found = one("NP101", kind=kind, eps_placement=placement, eps=eps, eps_clamps="root")
     assert found is not None
-    assert found.value == eps
+    assert (found.value, found.severity.value) == (eps, "warning")
     assert re.search(words, found.message)
 
 
@@ -51,8 +51,18 @@ def test_np101_leaves_kinds_alone_for_which_it_is_the_published_form(kind: str, 
 
 @pytest.mark.parametrize("placement", ["outside_sqrt", "clamp"])
 def test_np101_passes_an_eps_that_changes_no_activation(placement: str) -> None:
-    assert one("NP101", eps_placement=placement, eps=1e-12) is None
-    assert one("NP101", eps_placement=placement, eps=1e-8) is not None
+    assert one("NP101", eps_placement=placement, eps=1e-12, eps_clamps="root") is None
+    assert one("NP101", eps_placement=placement, eps=1e-8, eps_clamps="root") is not None
+
+
+@pytest.mark.parametrize("clamps", ["mean_square", None])
+def test_np101_notes_a_clamp_inside_the_root(clamps: str | None) -> None:
+    found = one("NP101", eps_placement="clamp", eps=1e-3, eps_clamps=clamps)
+    assert found is not None
+    assert found.severity.value == "note"
+    assert "above 1e-06 instead" in found.message
+    assert "a factor of 1.414, at an input RMS of 0.001" in found.message
+    assert one("NP101", eps_placement="clamp", eps=1e-6, eps_clamps=clamps) is None  # at 0.01, √(1e-4 + 1e-12)
 
 
 @pytest.mark.parametrize("facts", [{"module": False}, {"kind": "batchnorm", "batch_dependent": True}, {}])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from normprobe.norms.eps import Eps, as_tensor, recover, rounded
 from normprobe.norms.identify import identify_module
@@ -70,3 +72,30 @@ def test_digits_follow_the_spread() -> None:
     assert rounded(1.56249e-7, 1e-6) == 1.562e-7
     assert rounded(1.5625e-7, 5e-3) == 1.56e-7
     assert rounded(1.5625e-7, 0.05) == 1.6e-7
+
+
+ROOT_OF_1E6 = 1e-3
+
+
+@pytest.mark.parametrize(
+    ("divisor", "eps", "clamps"),
+    [
+        (lambda x: x.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-5), 1e-5, "root"),
+        (lambda x: x.square().mean(-1, keepdim=True).clamp(min=1e-6).sqrt(), ROOT_OF_1E6, "mean_square"),
+        (lambda x: x.var(-1, keepdim=True, correction=0).clamp(min=1e-6).sqrt(), ROOT_OF_1E6, "mean_square"),
+        (lambda x: x.norm(dim=-1, keepdim=True).clamp(min=1e-5), 1e-5, "root"),
+        (lambda x: x.square().sum(-1, keepdim=True).clamp(min=1e-6).sqrt(), ROOT_OF_1E6, "mean_square"),
+        (lambda x: torch.maximum(x.square().mean(-1, keepdim=True).sqrt(), torch.tensor(1e-5)), 1e-5, None),
+        (lambda x: (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(), 1e-6, None),
+    ],
+)
+def test_the_constants_tell_what_a_clamp_bounds(
+    divisor: Callable[[Tensor], Tensor], eps: float, clamps: str | None
+) -> None:
+    def forward(self: zoo.Rule, x: Tensor) -> Tensor:
+        centred = "var" in divisor.__code__.co_names
+        return (x - x.mean(-1, keepdim=True) if centred else x) / divisor(x) * self.w
+
+    spec = identify_module(zoo.Rule(forward, w=torch.rand(zoo.WIDTH) + 0.5), zoo.call_of(zoo.ROWS))
+    assert spec is not None
+    assert (spec.eps, spec.eps_clamps) == (pytest.approx(eps, rel=0.01), clamps)

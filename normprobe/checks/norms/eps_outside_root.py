@@ -24,7 +24,8 @@ class EpsOutsideRoot(EachNormCheck):
     The place of eps, found by shrinking the input of a copy of the norm and watching where its output stops
     being normalised. A layer, RMS, batch, group or instance norm divides by √(v + eps). Found instead: √v +
     eps (`outside_sqrt`), max(√v, eps) (`clamp`), or an eps that is multiplied by the row's squared peak
-    (`scaled`). The value is eps itself. An eps so small that both places give the same float32 numbers at any
+    (`scaled`). The value is eps itself. A clamp of v inside the root is a note: √max(v, eps) is at most √2 away
+    from √(v + eps). An eps so small that both places give the same float32 numbers at any
     RMS that activations have is none.
 
     ## Why it matters
@@ -68,36 +69,50 @@ class EpsOutsideRoot(EachNormCheck):
             return "the place of eps could not be told"
         if norm.kind not in ROOTED or norm.eps_placement not in ("outside_sqrt", "clamp", "scaled"):
             return None
-        if norm.eps_placement != "scaled" and norm.eps is not None and self._nil(norm.eps, norm.eps_placement):
+        if norm.eps_placement != "scaled" and norm.eps is not None and self._nil(norm):
             return None
         return self.finding(
             norm.path,
             self._message(norm),
             value=norm.eps,
             source="Ioffe & Szegedy 2015, algorithm 1; torch.nn.RMSNorm",
+            severity=Severity.NOTE if _clamps_square(norm) else None,
         )
 
-    def _nil(self, eps: float, placement: str) -> bool:
+    def _nil(self, norm: NormSite) -> bool:
         """Whether eps does nothing to any realistic activation, wherever it is added."""
-        return eps > 0 and not self.exceeds(abs(_factor(eps, placement, _SMALL) - 1), self.rounding)
+        eps = norm.eps or 0.0
+        return eps > 0 and not self.exceeds(abs(_factor(norm, eps, _SMALL) - 1), self.rounding)
 
     @staticmethod
     def _message(norm: NormSite) -> str:
         eps = "eps" if norm.eps is None else f"eps {number(norm.eps)}"
         if norm.eps_placement == "scaled":
             return f"{eps} is multiplied by the row's squared peak: another output for rows with a large channel"
+        if _clamps_square(norm) and norm.eps:
+            return (
+                f"keeps the mean square v above {norm.eps**2:.3g} instead of adding it, √max(v, eps): "
+                f"a port that adds it differs by up to a factor of 1.414, at an input RMS of {number(norm.eps)}"
+            )
         form = "√v + eps" if norm.eps_placement == "outside_sqrt" else "max(√v, eps)"
         text = f"divides by {form} instead of √(v + eps)"
         if norm.eps is None or not norm.eps > 0:
             return text
         rms = math.sqrt(norm.eps)
-        factor = _factor(norm.eps, norm.eps_placement, rms)
         return (
-            f"{text}: with {eps}, a port with eps inside the root differs by a factor of {number(factor)} "
-            f"at an input RMS of {number(rms)}"
+            f"{text}: with {eps}, a port with eps inside the root differs by a factor of "
+            f"{number(_factor(norm, norm.eps, rms))} at an input RMS of {number(rms)}"
         )
 
 
-def _factor(eps: float, placement: str, rms: float) -> float:
-    """By how much outputs change where eps moves into the root."""
-    return math.sqrt(rms**2 + eps) / (rms + eps if placement == "outside_sqrt" else max(rms, eps))
+def _clamps_square(norm: NormSite) -> bool:
+    """Whether the bound may be one of the mean square, inside the root: it is one of the root if the code says so."""
+    return norm.eps_placement == "clamp" and norm.eps_clamps != "root"
+
+
+def _factor(norm: NormSite, eps: float, rms: float) -> float:
+    """By how much outputs change where eps, as it is written, moves into the root."""
+    if norm.eps_placement == "outside_sqrt":
+        return math.sqrt(rms**2 + eps) / (rms + eps)
+    added = eps**2 if _clamps_square(norm) else eps
+    return math.sqrt(rms**2 + added) / max(rms, eps)

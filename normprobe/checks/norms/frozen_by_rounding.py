@@ -1,0 +1,83 @@
+"""NP115."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.records import Finding, ReportData, Severity
+from normprobe.records.optimizer import NormStep, OptimizerMeasure
+
+_HALF = frozenset({"float16", "bfloat16"})
+
+
+@final
+@dataclass(frozen=True)
+class FrozenByRounding(Check):
+    """A half-precision gain does not move, because the optimiser's steps round to nothing.
+
+    ## What it measures
+
+    How many elements of every gain and offset stay as they are when a step of the given optimiser is added or
+    subtracted in the dtype in which they are stored. The size of a step is that of a copy of the optimiser,
+    where it does not follow the size of the gradient (Adam, Lion and their kin). An optimiser that keeps what
+    is rounded away is found out by letting the copy take 64 small steps, and passed.
+
+    ## Why it matters
+
+    Gains are about 1, where bfloat16 numbers are 0.004 apart below and 0.008 above. A step of 1e-4 is lost
+    whole, every time: the norms keep the gains that they started with while the rest of the model, whose
+    weights are small, trains. Nothing fails, and the loss falls.
+
+    ## What to do
+
+    Keep norm parameters in float32, or master copies of them; or use an optimiser that rounds stochastically
+    or compensates. Autocast with float32 parameters has no such fault.
+
+    ## When to ignore it
+
+    When the gains are meant to stay.
+
+    ## References
+
+    Micikevicius et al. 2018, sec. 3.1 (master copies: updates smaller than 2⁻¹¹ of a weight are lost in
+    float16); Zamirai et al. 2020 (Revisiting BFloat16 Training: nearest rounding of updates).
+    """
+
+    code, name, severity, since = "NP115", "frozen-by-rounding", Severity.WARNING, "0.1.0"
+    needs = Needs.STRUCTURE | Needs.WEIGHTS | Needs.OPTIMIZER
+
+    most: float = limit(0.5, unit=Unit.RATIO, source="choice: half of the elements of a gain")
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for all gains and offsets whose steps are lost."""
+        known = data.measurements.optimizer
+        if known is None:
+            yield self.skip("no optimiser was given: pass optimizer= to normprobe.probe")
+            return
+        if known.foreign and not known.norms:
+            yield self.skip("the optimiser holds copies of the parameters, which keep what is rounded away")
+        yield from self._unknown([step for step in known.norms if step.dtype in _HALF and step.lost is None], known)
+        lost = [step for step in known.norms if step.lost is not None and self.exceeds(step.lost, self.most)]
+        if lost:
+            yield self._found(lost, known)
+
+    def _unknown(self, steps: Sequence[NormStep], known: OptimizerMeasure) -> Outcome:
+        reasons = {step.path: known.groups[step.group].reason or "its values are not known" for step in steps}
+        for why in dict.fromkeys(reasons.values()):
+            yield self.skip(why, [path for path, reason in reasons.items() if reason == why])
+
+    def _found(self, lost: Sequence[NormStep], known: OptimizerMeasure) -> Finding:
+        worst = max(lost, key=lambda step: step.lost or 0.0)
+        share, size = worst.lost or 0.0, known.groups[worst.group].step or 0.0
+        count = known.gains + known.offsets
+        return self.finding(
+            worst.path,
+            f"a step of {number(size)} leaves {number(100 * share)} % of the {worst.part} as it is in {worst.dtype}; "
+            f"{len(lost)} of {count} gains and offsets are held so",
+            value=share,
+            against="most",
+            places=[step.path for step in lost],
+        )

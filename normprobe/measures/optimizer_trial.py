@@ -1,0 +1,77 @@
+"""Steps of a copy of an optimiser on a parameter of our own: what it does, without a trace in the original."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normprobe.records.optimizer import OptimizerGroup
+
+_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+_SMALL, _LARGE = 1e-3, 1.0  # two gradients; steps that follow them differ by a thousand
+_SAME = 0.1
+_STEPS, _AWAY = 64, 4.0
+
+
+def stepped(optimizer: Optimizer, group: Mapping[str, Any], start: Tensor, gradient: float, steps: int = 1) -> Tensor:
+    """`start` after some steps of a copy of `optimizer` under the settings of `group`, every gradient the same.
+
+    The copy has a state and a group of its own, and none of the hooks; what else the original holds is shared.
+    """
+    parameter = torch.nn.Parameter(start.clone())
+    copy = object.__new__(type(optimizer))
+    copy.__dict__.update(vars(optimizer))
+    copy.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    copy.__dict__.update(state=defaultdict(dict), param_groups=[{**group, "params": [parameter]}])
+    for _ in range(steps):
+        parameter.grad = torch.full_like(parameter, gradient)
+        type(optimizer).step(copy)  # that of the class: a schedule puts its own into the original
+    return parameter.detach()
+
+
+def group_of(optimizer: Optimizer, group: Mapping[str, Any], device: torch.device) -> OptimizerGroup:
+    """What one step of `optimizer` does to elements of 1 in `group`."""
+    said = {"lr": _number(group.get("lr")), "weight_decay": _number(group.get("weight_decay"))}
+    one = torch.ones(8, device=device)
+    try:
+        idle = float((one - stepped(optimizer, group, one, 0.0)).abs().mean())
+        bare = {**group, "weight_decay": 0.0} if said["weight_decay"] else group
+        small, large = (float((one - stepped(optimizer, bare, one, each)).abs().mean()) for each in (_SMALL, _LARGE))
+    except Exception as error:  # whatever an optimiser raises that needs more than gradients
+        reason = (
+            f"a copy of it does not step: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        )
+        return OptimizerGroup(**said, decay=None, step=None, reason=reason)
+    bounded = large > 0 and abs(large - small) <= _SAME * large
+    why = "" if bounded else "the size of its steps follows the gradient"
+    return OptimizerGroup(**said, decay=idle, step=large if bounded else None, reason=why)
+
+
+def keeps_rounded(optimizer: Optimizer, group: Mapping[str, Any], dtype: torch.dtype, step: float, at: Any) -> bool:
+    """Whether steps of a quarter of what rounding takes in `dtype` add up to a change all the same."""
+    power = math.floor(math.log2(2 * _AWAY * step / torch.finfo(dtype).eps))
+    start = torch.full((64,), 2.0**power, dtype=dtype, device=at)
+    return bool((stepped(optimizer, group, start, _LARGE, _STEPS) != start).any())
+
+
+def lost(stored: Tensor, step: float) -> float:
+    """Share of the elements that neither adding nor subtracting `step` changes in their dtype."""
+    wide = stored.detach().double()
+    still = ((wide + step).to(stored.dtype) == stored) & ((wide - step).to(stored.dtype) == stored)
+    return float(still.double().mean())
+
+
+def full_rate(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The group at the learning rate that its schedule started from, where there is one."""
+    first = group.get("initial_lr")
+    return {**group} if first is None else {**group, "lr": first}
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or isinstance(value, bool) else float(value)
