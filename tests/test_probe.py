@@ -211,7 +211,7 @@ def test_nan_is_a_finding() -> None:
         model.blocks[1].think.branch.down.weight[0, 0] = float("nan")
     report = normprobe.probe(model, inputs, level="backward")
     (finding,) = [f for f in report.findings if f.code == "NP504"]
-    assert finding.where == "blocks.1.think.branch.down"
+    assert finding.where == "blocks.1.think.branch.down.weight"
     assert report.data.measurements.output_finite is False
 
 
