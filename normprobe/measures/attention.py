@@ -7,6 +7,7 @@ head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -118,7 +119,9 @@ class LogitHandler(Handler):
         causal = bool(arguments.get("is_causal", False))
         chosen = self._chosen(mask, rows, k.shape[2], causal)
         bias = masks.largest(mask, q.shape[1]) if mask is not None and mask.is_floating_point() else None
-        all_rows = partial(_all_rows, norms(q, k, queries, keys), scale, bias)
+        found = norms(q, k, queries, keys)
+        held = replace(found, queries=self.together.keep("q", found.queries), keys=self.together.keep("k", found.keys))
+        all_rows = partial(_all_rows, held, scale, bias)
         chosen = masks.without_padding(chosen, queries, rows)
         operands = Operands(q.index_select(2, rows), k, scale, chosen, self.site.softcap, _first(keys))
         self._finish(look(operands, self.scratch), all_rows, q, rows, queries)
@@ -193,7 +196,8 @@ class LogitHandler(Handler):
         count = source.shape[0] * len(rows) if padding_BQ is None else int((~padding_BQ[:, rows]).sum())
         every, dtype = source.shape[2], str(source.dtype).removeprefix("torch.")
         basis = Basis(unit="logit", dtype=dtype, count=count, exact=len(rows) == every)
-        seen = Seen(looked, len(rows) / max(1, every), all_rows)
+        held = RowStats(*(self.together.keep(name, part) for name, part in looked._asdict().items()))
+        seen = Seen(held, len(rows) / max(1, every), all_rows)
         self.together.add(seen, partial(self._tell, basis, sinks, uncapped), self._refuse)
 
     def _refuse(self, why: str) -> None:

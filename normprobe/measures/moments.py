@@ -6,7 +6,7 @@ Dims: B batch, S tokens of a sample, N = B·S tokens, C features.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,9 +48,9 @@ class Sums(NamedTuple):
     apart: tuple[float, float] | None
 
 
-def sums(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens) -> Sums:
-    """Look at a state whose tokens have these norms."""
-    weighted = _weighted(x_BSC, norms_N, tokens)
+def sums(x_BSC: Tensor, norms_N: Tensor, tokens: Tokens, keep: Callable[[str, Tensor], Tensor]) -> Sums:
+    """Look at a state whose tokens have these norms; `keep` is that of `Together`."""
+    weighted = keep("weighted", _weighted(x_BSC, norms_N, tokens))
     return Sums(weighted, _apart(x_BSC, weighted, norms_N, tokens))
 
 

@@ -7,12 +7,16 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
 from normprobe.capture.watch import reason
+from normprobe.measures.scratch import Scratch
 
 Item = TypeVar("Item")
 Told = TypeVar("Told")
 
 _MOST = 16  # items that wait
+_SMALL = 2**18  # bytes; larger tensors are none that lie between others
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,18 @@ class Together(Generic[Item, Told]):
     def __init__(self, tell: Callable[[Sequence[Item]], Sequence[Told]], alike: Callable[[Item], Hashable]) -> None:
         self._tell, self._alike = tell, alike
         self._waiting: list[_Waiting[Item, Told]] = []
+        self._scratch = Scratch()
+
+    def keep(self, name: str, small: Tensor) -> Tensor:
+        """A copy of a small tensor of the next item, good until the item is told.
+
+        It lies in one piece of memory for all that wait: small pieces that stay among the large tensors of a forward
+        keep the memory between them from being used again.
+        """
+        if small.numel() * small.element_size() > _SMALL:
+            return small.clone()
+        held: Tensor = self._scratch.take(f"{name} {tuple(small.shape)}", (_MOST, *small.shape), small)
+        return held[len(self._waiting)].copy_(small)
 
     def add(self, item: Item, give: Callable[[Told], None], refuse: Callable[[str], None]) -> None:
         """Take an item.

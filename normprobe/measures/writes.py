@@ -58,14 +58,15 @@ class WriteHandler(Handler):
         """Take the numbers of the stream as it is now."""
         if self.trunk == 0 and accumulates(self.op):
             self._accumulated(arguments, output)
-        x_BSC, norms_N = self.shared.states(output), self.shared.norms(output)
+        x_BSC, keep = self.shared.states(output), self.together.keep
+        norms_N = keep("norms", self.shared.norms(output))
         self.shared.wrote(output, norms_N)
         tokens = self.shared.tokens(x_BSC)
         tops = peaks(x_BSC)
         if tokens.kept is not None:
             tops = tops.where(tokens.weights > 0, 0.0)
         top = int(tops.argmax())  # NaN counts as the largest
-        sampled = stats.widen(rows_at(x_BSC, tokens.sample))
+        sampled = keep("sampled", stats.widen(rows_at(x_BSC, tokens.sample)))
         abs_max = float(tops[top])
         seen = Seen(
             shape=tuple(output.shape),
@@ -73,10 +74,10 @@ class WriteHandler(Handler):
             tokens=tokens,
             norms=norms_N,
             abs_max=abs_max,
-            top=row(x_BSC, top).clone(),
+            top=keep("top", row(x_BSC, top)),
             massive=massive.find(x_BSC, tops, abs_max, norms_N, sampled),
             sampled=sampled,
-            sums=sums(x_BSC, norms_N, tokens),
+            sums=sums(x_BSC, norms_N, tokens, keep),
             sides=self._sides,
             operands=self._operands,
         )
@@ -114,9 +115,12 @@ class WriteHandler(Handler):
             for some in torch.split(unclear.nonzero().flatten(), max(1, PIECE // t_BSC.shape[-1])):
                 products = stats.widen(rows_at(t_BSC, some)) * stats.widen(rows_at(w_BSC, some))
                 product[some] = products.sum(-1).to(product.dtype) * (skip * factor)
-        self._sides = Norms(skipped, added, product)
-        sample = self.shared.tokens(t_BSC).sample
-        self._operands = Operands(rows_at(t_BSC, sample), rows_at(w_BSC, sample), skip, factor)
+        keep, sample = self.together.keep, self.shared.tokens(t_BSC).sample
+        self._sides = Norms(
+            keep("trunk", skipped), keep("write", added), None if product is None else keep("product", product)
+        )
+        rows = keep("trunk rows", rows_at(t_BSC, sample)), keep("write rows", rows_at(w_BSC, sample))
+        self._operands = Operands(*rows, skip, factor)
 
 
 def factors(op: str, arguments: Mapping[str, Any]) -> tuple[float, float]:
