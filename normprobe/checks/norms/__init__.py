@@ -20,8 +20,8 @@ from normprobe.checks.norms.uninitialised_gain import UninitialisedGain
 ALL: tuple[Check, ...] = (
     EpsOutsideRoot(),
     EpsVanishesInDtype(),
-    EpsDiffersFromConfig(),
     EpsDominatesSignal(),
+    EpsDiffersFromConfig(),
     MixedEps(),
     HalfPrecisionReduction(),
     GainAfterDowncast(),
