@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +22,12 @@ def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
     """The model in the GGUF file `path`, its quantised tensors turned back into floats.
 
     Raises:
-        TargetError: the gguf package is missing, the file is broken, or its architecture is one that
+        TargetError: a package of the extra is missing, the file is broken, or its architecture is one that
             transformers cannot read from GGUF.
     """
+    _check_file(path, ("gguf",) if options.config_only or options.meta else ("gguf", "accelerate"))
     from transformers import AutoConfig
 
-    _check_file(path)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
@@ -45,11 +46,13 @@ def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
     return replace(built, tokenizer=tokenizer, notes=built.notes + note)
 
 
-def _check_file(path: Path) -> None:
-    if importlib.util.find_spec("gguf") is None:
+def _check_file(path: Path, packages: Sequence[str]) -> None:
+    """Refuse what cannot be read, before anything takes time; transformers wants accelerate for the weights alone."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
         raise TargetError(
-            f"{path}: reading GGUF needs the package gguf",
-            hint="pip install 'normprobe[gguf]'",
+            f"{path}: reading GGUF needs the package {' and '.join(missing)}",
+            hint="pip install 'normprobe[gguf]', in a clone pip install '.[gguf]'",
         )
     with path.open("rb") as stream:
         head = stream.read(len(MAGIC))

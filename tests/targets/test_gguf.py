@@ -65,11 +65,17 @@ def test_tensors_are_those_of_the_file(tmp_path: Path) -> None:
     assert loaded.model(**loaded.inputs).logits.shape == (1, 16, WORDS)
 
 
-def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TargetError, match=r"normprobe\[gguf\]"):
-        resolve(str(tmp_path / "tiny.gguf"))
+@pytest.mark.parametrize("missing", ["gguf", "accelerate"])
+def test_missing_package_names_the_extra_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"no GGUF at all")
+    find = gguf.importlib.util.find_spec
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    with pytest.raises(TargetError, match=rf"reading GGUF needs the package {missing}") as raised:
+        resolve(str(path))
+    assert "pip install 'normprobe[gguf]', in a clone pip install '.[gguf]'" in str(raised.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGU", b"PK\x03\x04 something else"])
