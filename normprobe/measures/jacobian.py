@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from normprobe.measures.chains import Chain, Held, State, depends, differentiable, held
 from normprobe.measures.extra import Extra, Subject
+from normprobe.measures.padding import counted, padding_masks
 from normprobe.measures.stand_ins import UndifferentiableError, differentiated
 from normprobe.records import Basis, Skipped
 from normprobe.records.extras import ExtraName
@@ -27,7 +28,8 @@ class Jacobian(Extra):
     independent entries ±1, E|Jᵀu|² = tr(JJᵀ) = tr(JᵀJ), the same that E|Jv|² is for random v; products with Jᵀ need
     one backward through the stretch between the two states, and every kernel that can be trained has them.
     `value` is the mean of |Jᵀu|² / n over the probes, unbiased, and `standard_error` that of this mean. 1: lengths are
-    kept on average. The mean of ln σ² is what a depth multiplies; it is not larger than the logarithm of this mean.
+    kept on average. Padding is left out at both ends. The mean of ln σ² is what a depth multiplies; it is not larger
+    than the logarithm of this mean.
 
     Source: Pennington, Schoenholz & Ganguli 2017 (dynamical isometry); the trace: Hutchinson 1990.
     """
@@ -62,11 +64,16 @@ class _Probes:
     def __init__(self, subject: Subject, blocks: int) -> None:
         self.generator = torch.Generator().manual_seed(subject.seed)
         self.tell, self.done, self.total = subject.tell, 0, blocks
+        self.padding = padding_masks(subject.inputs)
+        self.known: dict[tuple[Any, ...], list[float]] = {}
 
     def square(self, names: tuple[str, str], start: State, end: State) -> MeanSquare:
-        """Of the Jacobian from `start` to `end`."""
-        inputs = start.shape.numel()
-        found = [_squared(end, start, self._signs(end)) / inputs for _ in range(PROBES)]
+        """Of the Jacobian from `start` to `end`; the same one has the same probes, whatever it is called."""
+        inputs, seen = self._count(start), counted(self.padding, start.shape)
+        key = (start.edge.node, start.edge.output_nr, end.edge.node, end.edge.output_nr)
+        if key not in self.known:
+            self.known[key] = [_squared(end, start, self._signs(end), seen) / inputs for _ in range(PROBES)]
+        found = self.known[key]
         spread = statistics.stdev(found) if all(map(math.isfinite, found)) else math.nan
         return MeanSquare(
             start=names[0],
@@ -74,22 +81,34 @@ class _Probes:
             value=math.fsum(found) / PROBES,
             standard_error=spread / math.sqrt(PROBES),
             inputs=inputs,
-            outputs=end.shape.numel(),
+            outputs=self._count(end),
         )
+
+    def _count(self, state: State) -> int:
+        """How many entries are no padding."""
+        seen = counted(self.padding, state.shape)
+        return state.shape.numel() if seen is None else int(seen.expand(state.shape).sum())
 
     def _signs(self, end: State) -> Tensor:
         bits = torch.randint(0, 2, end.shape, generator=self.generator, dtype=torch.int8, device="cpu")
-        return (2 * bits - 1).to(end.device, end.dtype)
+        seen = counted(self.padding, end.shape)
+        signs = (2 * bits - 1).to(end.device, end.dtype)
+        return signs if seen is None else signs * seen.to(end.device)
 
     def block(self) -> None:
         self.done += 1
         self.tell("jacobian", self.done, self.total)
 
 
-def _squared(end: State, start: State, probe: Tensor) -> float:
-    """|Jᵀu|²; 0 where nothing leads from `start` to `end`."""
+def _squared(end: State, start: State, probe: Tensor, seen: Tensor | None) -> float:
+    """|Jᵀu|² over the entries that are `seen`; 0 where nothing leads from `start` to `end`."""
     (found,) = torch.autograd.grad([end.edge], [start.edge], [probe], retain_graph=True, allow_unused=True)
-    return 0.0 if found is None else float(found.double().square().sum())
+    return 0.0 if found is None else _square(found, seen)
+
+
+def _square(x: Tensor, seen: Tensor | None) -> float:
+    chosen = x if seen is None else x[seen.to(x.device).expand_as(x)]
+    return float(chosen.double().square().sum())
 
 
 def _chain(chain: Chain, probes: _Probes) -> ChainJacobian:

@@ -15,6 +15,7 @@ from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.measures.curves import bend, grouped
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.finite import floats
+from normprobe.measures.padding import padding_masks, sampled
 from normprobe.records import Basis, NormSite, Skipped
 from normprobe.records.extras import ExtraName
 from normprobe.records.norm_curves import CurvePoint, Gain, NormCurve, NormsMeasure
@@ -31,7 +32,7 @@ class Norms(Extra):
     name: ClassVar[ExtraName] = "norms"
 
     def measure(self, subject: Subject) -> tuple[NormsMeasure | None, tuple[Skipped, ...]]:
-        """Sampled elements of what went in and came out; the gain and offset are taken off where they are known."""
+        """Sampled elements of what went in and came out, without padding; gain and offset are taken off where known."""
         norms = [norm for norm in subject.anatomy.norms if norm.executed]
         subject.tell(self.name, 0, 1)
         with untouched(subject.model) as keeper, torch.no_grad(), keeper.mode():
@@ -55,12 +56,10 @@ class _Seen:
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
 
-    def add(self, x: Tensor, y: Tensor, seed: int) -> None:
-        """A seeded sample of elements, z = (y − offset) / gain; elements whose gain is 0 are left out."""
-        self.dtype, self.total = str(x.dtype).removeprefix("torch."), self.total + x.numel()
-        at = torch.arange(x.numel(), device="cpu")
-        if x.numel() > SAMPLED:
-            at = torch.randint(x.numel(), (SAMPLED,), generator=torch.Generator().manual_seed(seed), device="cpu")
+    def add(self, x: Tensor, y: Tensor, seed: int, padding: Sequence[Tensor] = ()) -> None:
+        """A seeded sample of elements, z = (y − offset) / gain; padding and elements whose gain is 0 are left out."""
+        at, total = sampled(x.shape, seed, SAMPLED, padding)
+        self.dtype, self.total = str(x.dtype).removeprefix("torch."), self.total + total
         here = at.to(x.device)
         inputs, outputs = (t.detach().reshape(-1)[here].cpu().double() for t in (x, y))
         if self.offset is not None:
@@ -86,6 +85,7 @@ def _channels_first(norm: NormSite) -> bool:
 
 def _pass(subject: Subject, norms: Sequence[NormSite]) -> dict[str, _Seen]:
     parameters = {**dict(subject.model.named_buffers()), **dict(subject.model.named_parameters(remove_duplicate=False))}
+    padding = padding_masks(subject.inputs)
     known = {norm.path: _Seen(*_affine(norm, parameters), _channels_first(norm)) for norm in norms}
     seen: dict[str, _Seen] = {}
 
@@ -95,7 +95,7 @@ def _pass(subject: Subject, norms: Sequence[NormSite]) -> dict[str, _Seen]:
         output = forward(*args, **kwargs)
         y = next((t for t in floats(output) if x is not None and t.shape == x.shape), None)
         if x is not None and y is not None:
-            seen.setdefault(path, known[path]).add(x, y, subject.seed)
+            seen.setdefault(path, known[path]).add(x, y, subject.seed, padding)
         return output
 
     with wrapped_forwards(subject.model, around):

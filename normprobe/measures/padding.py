@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -55,6 +56,37 @@ def fitting(masks: Sequence[Tensor], shape: tuple[int, int]) -> Tensor | None:
     """The one mask of this shape; None where there is none, or where two differ."""
     fits = [mask for mask in masks if tuple(mask.shape) == shape]
     return fits[0] if fits and all(torch.equal(fits[0], other) for other in fits[1:]) else None
+
+
+def counted(masks: Sequence[Tensor], shape: Sequence[int]) -> Tensor | None:
+    """True at tokens that are no padding, of a shape that broadcasts to `shape`; None where no mask fits it.
+
+    A mask [B, S] fits [B, S, …], else [B, …, S, …] with one axis between (heads, channels), else rows [B·S, C].
+    """
+    for axis in (1, 2):
+        mask = fitting(masks, (shape[0], shape[axis])) if len(shape) > max(axis, 1) else None
+        if mask is not None:
+            sizes = [size if place in (0, axis) else 1 for place, size in enumerate(shape)]
+            return ~mask.reshape(sizes)
+    rows = [mask for mask in masks if len(shape) == 2 and mask.numel() == shape[0]]
+    if not rows or fitting(masks, (rows[0].shape[0], rows[0].shape[1])) is None or len({m.shape for m in rows}) > 1:
+        return None
+    return ~rows[0].reshape(-1, 1)
+
+
+def sampled(shape: Sequence[int], seed: int, most: int, masks: Sequence[Tensor] = ()) -> tuple[Tensor, int]:
+    """Flat places of a seeded sample of the elements that are no padding, on the CPU, and how many there are in all.
+
+    All in order where there are no more than `most`.
+    """
+    total = math.prod(shape)
+    seen = counted(masks, shape)
+    places = None if seen is None else seen.cpu().expand(*shape).reshape(-1).nonzero().flatten()
+    count = total if places is None else len(places)
+    at = torch.arange(count, device="cpu")
+    if count > most:
+        at = torch.randint(count, (most,), generator=torch.Generator().manual_seed(seed), device="cpu")
+    return at if places is None else places[at], count
 
 
 def undecided(masks: Sequence[Tensor]) -> tuple[Skipped, ...]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normprobe import stats
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.extra import Extra, Subject
-from normprobe.records import Anatomy, Basis, Skipped, WeightSite
+from normprobe.measures.padding import counted, padding_masks
+from normprobe.records import Basis, Skipped, WeightSite
 from normprobe.records.extras import ExtraName
 from normprobe.records.products import ProductGain, ProductsMeasure
 
 SAMPLE = 1 << 14  # entries of each tensor that are looked at
+_NONE = "no product or convolution with a weight was seen as an operation of its own; a kernel may hold some inside"
 _OPERANDS = (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2"), ("input", "weight"))
 
 
@@ -26,10 +28,10 @@ class Products(Extra):
     name: ClassVar[ExtraName] = "products"
 
     def measure(self, subject: Subject) -> tuple[ProductsMeasure | None, tuple[Skipped, ...]]:
-        """Every weight of the Anatomy but lookups, at its first use."""
-        handlers = {site: handler for site, handler in product_handlers(subject.model, subject.anatomy)}
+        """Every weight of the Anatomy but lookups, at its first use; padding is left out where the rows are tokens."""
+        handlers = {site: handler for site, handler in product_handlers(subject)}
         if not handlers:
-            return None, (Skipped(what=self.name, why="the model has no product with a weight"),)
+            return None, (Skipped(what=self.name, why=_NONE),)
         watched = watch(
             subject.model,
             subject.inputs,
@@ -60,7 +62,8 @@ class ProductHandler(Handler):
     layout of its input.
     """
 
-    def __init__(self, site: WeightSite, weight: Tensor) -> None:
+    def __init__(self, site: WeightSite, weight: Tensor, padding: Sequence[Tensor] = ()) -> None:
+        self._padding = padding
         self._features = 1 if site.kind == "conv" else -1
         self._weight = _span(weight)
         self._added: Tensor | None = None
@@ -82,10 +85,11 @@ class ProductHandler(Handler):
         signal = second if first.data_ptr() in self._weight else first
         some, added, self._added = self._some(output), self._added, None
         product = some if added is None else stats.widen(some) - self._some(added.expand_as(output))
-        self._size = _mean_square(self._some(signal))
+        product = self._counted(product, output)
+        self._size = _mean_square(self._counted(self._some(signal), signal))
         self._ratio = _mean_square(product) / self._size
-        dtype = str(output.dtype).removeprefix("torch.")
-        self._basis = Basis(unit="1", dtype=dtype, count=some.numel(), exact=some.numel() == output.numel())
+        dtype, whole = str(output.dtype).removeprefix("torch."), some.numel() == output.numel()
+        self._basis = Basis(unit="1", dtype=dtype, count=product.numel(), exact=whole)
 
     @property
     def idle(self) -> bool:
@@ -111,6 +115,11 @@ class ProductHandler(Handler):
             some = some[(slice(None),) * axis + (slice(None, None, step),)]
         return some
 
+    def _counted(self, some: Tensor, x: Tensor) -> Tensor:
+        """Those of `some` entries of `x` that are no padding."""
+        seen = counted(self._padding, x.shape)
+        return some if seen is None else some[self._some(seen.to(x.device).expand_as(x))]
+
 
 def _operands(arguments: Mapping[str, Any]) -> tuple[str, str]:
     """The names of the two factors."""
@@ -128,11 +137,12 @@ def _mean_square(some: Tensor) -> Tensor:
     return found.square() / some.numel()
 
 
-def product_handlers(model: nn.Module, anatomy: Anatomy) -> Iterator[tuple[WeightSite, ProductHandler]]:
+def product_handlers(subject: Subject) -> Iterator[tuple[WeightSite, ProductHandler]]:
     """A handler for the first use of every weight but lookups; of weights that run together, for the first."""
-    parameters, taken = dict(model.named_parameters()), set()
-    for site in anatomy.weights:
+    parameters, taken = dict(subject.model.named_parameters()), set()
+    padding = padding_masks(subject.inputs)
+    for site in subject.anatomy.weights:
         weight = parameters.get(site.parameter)
         if site.kind != "embedding" and site.site not in taken and weight is not None:
             taken.add(site.site)
-            yield site, ProductHandler(site, weight)
+            yield site, ProductHandler(site, weight, padding)

@@ -17,6 +17,7 @@ from normprobe.capture.outputs import named_tensors
 from normprobe.capture.watch import Handler, watch
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.measures.finite import floats
+from normprobe.measures.padding import counted, padding_masks, sampled
 from normprobe.records import Anatomy, Branch, OpSite
 
 SAMPLED = 16384  # elements kept of each tensor
@@ -61,21 +62,19 @@ class Snapshots:
     seen, with the reason."""
 
     seed: int
+    padding: tuple[Tensor, ...] = ()
     samples: dict[Place, Sample] = field(default_factory=dict)
     reductions: Counter[Reduced] = field(default_factory=Counter)
     missed: dict[OpSite, str] = field(default_factory=dict)
 
     def keep(self, kind: Kind, path: str, x: Tensor, add: OpSite | None = None) -> None:
-        """Take a seeded sample, the same elements of every tensor of this size."""
+        """Take a seeded sample without padding, the same elements of every tensor of this shape."""
         execution = sum(1 for place in self.samples if place[:2] == (kind, path))
-        flat, total = x.detach().reshape(-1), x.numel()
+        chosen, total = sampled(x.shape, self.seed, SAMPLED, self.padding)
         if total == 0:
             return
-        values = flat
-        if total > SAMPLED:
-            chosen = torch.randint(total, (SAMPLED,), generator=torch.Generator().manual_seed(self.seed), device="cpu")
-            values = flat[chosen.to(x.device)]
-        low, high = flat.aminmax()
+        values, seen = x.detach().reshape(-1)[chosen.to(x.device)], counted(self.padding, x.shape)
+        low, high = (x.detach() if seen is None else x.detach()[seen.to(x.device).expand_as(x)]).aminmax()
         largest = float(torch.maximum(low.abs(), high.abs()))
         place, dtype = Place(kind, path, execution, add), str(x.dtype).removeprefix("torch.")
         self.samples[place] = Sample(values.cpu().double(), total, dtype, largest)
@@ -83,7 +82,7 @@ class Snapshots:
 
 def take(model: nn.Module, inputs: Inputs, anatomy: Anatomy, seed: int) -> Snapshots:
     """Run `model` once as it is and look at every norm that is a module, every write, and the outputs."""
-    found = Snapshots(seed)
+    found = Snapshots(seed, padding_masks(inputs))
     norms = {norm.path for norm in anatomy.norms if norm.module}
     inside = ["."]
 

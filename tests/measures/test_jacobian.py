@@ -14,6 +14,7 @@ from normprobe.measures import jacobian
 from normprobe.measures.extra import Subject
 from normprobe.measures.jacobian import PROBES, Jacobian
 from normprobe.records.jacobian import JacobianMeasure, MeanSquare
+from normprobe.report.tables import tables
 from tests.measures.models import Adds, anatomy_of
 from tests.models import MODELS, decoder, ids, to_meta
 
@@ -131,3 +132,16 @@ def test_every_architecture_has_an_output_jacobian(name: str) -> None:
     assert found is not None
     assert found.output
     assert all(square.value > 0 for square in found.output)
+
+
+def test_one_jacobian_under_several_names_has_one_estimate() -> None:
+    torch.manual_seed(0)
+    model, x = nn.LSTM(6, 5, batch_first=True), torch.randn(2, 4, 6)
+    report = probe(model, x, measures="jacobian")
+    found = report.measurements.jacobian
+    (chain,), (output,) = found.streams, found.output
+    (block,) = chain.blocks
+    same = [(one.value, one.standard_error) for one in (block.square, chain.whole, output)]
+    assert len(set(same)) == 1
+    (table,) = [table for table in tables(report.data) if table.title == "Jacobians"]
+    assert len(table.rows) == 2, "the only layer, and the way from the input to the output"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from normprobe import probe
 from normprobe.measures.forward import measure_forward
-from normprobe.measures.padding import fitting, padding_masks
+from normprobe.measures.padding import counted, fitting, padding_masks, sampled
 from tests.measures.models import anatomy_of, bert, llama, t5
 
 LEFT = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
@@ -66,3 +68,42 @@ def test_the_mask_of_one_of_two_sequences_of_one_shape_hides_nothing_and_that_is
     shorter = given | {"decoder_input_ids": ids[:, :-1], "decoder_attention_mask": torch.ones_like(ids[:, :-1])}
     counts = {stream.stream: stream.basis.count for stream in probe(case.model, shorter).residual}
     assert counts == {"encoder.block": ids.numel() - 5, "decoder.block": ids[:, :-1].numel()}
+
+
+def padded(token: int) -> Any:
+    """The four measures of a causal model on two rows, of which one ends with five tokens of padding."""
+    case = llama()
+    with torch.no_grad():
+        case.model.model.embed_tokens.weight[7] *= 50
+    ids, mask = case.inputs["input_ids"].clone(), torch.ones_like(case.inputs["input_ids"])
+    ids[ids == 7] = 6
+    ids[1, 7:], mask[1, 7:] = token, 0
+    names = ("norms", "products", "precision", "jacobian")
+    return probe(case.model, {"input_ids": ids, "attention_mask": mask}, measures=names).data.measurements
+
+
+def test_what_padding_holds_changes_no_measure() -> None:
+    plain, large = padded(5), padded(7)
+    for name in ("norms", "products", "jacobian"):
+        assert getattr(plain, name) == getattr(large, name), name
+    for one, other in zip(plain.precision.passes, large.precision.passes, strict=True):
+        for a, b in zip(one.places, other.places, strict=True):
+            assert a.error == pytest.approx(b.error, rel=0.05), "a cast product rounds rows of other sizes otherwise"
+            assert a.count == b.count
+    assert {curve.basis.count for curve in plain.norms.norms} == {19 * 32}
+    (whole,) = plain.jacobian.output
+    assert whole.inputs == 19 * 32
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept"),
+    [((2, 3, 4), 16), ((2, 5, 3, 2), 40), ((6, 4), 16), ((2, 4, 3), 16), ((2, 5), None), ((3, 2, 4), None)],
+)
+def test_the_axis_of_tokens_is_found(shape: tuple[int, ...], kept: int | None) -> None:
+    mask = torch.tensor([[False, False, True], [False, False, True]])
+    seen = counted([mask], shape)
+    assert (None if seen is None else int(seen.expand(shape).sum())) == kept
+    at, total = sampled(shape, 0, 1000, [mask])
+    assert total == len(at) == (kept or torch.Size(shape).numel())
+    if seen is not None:
+        assert bool(seen.expand(shape).reshape(-1)[at].all())

@@ -18,9 +18,10 @@ def make(measured: Measurements) -> Iterator[Table]:
     rows = [_row(f"{square.start} to {square.end}", square) for square in found.output]
     for chain in found.streams:
         steps = "layers" if chain.stream == "." else "blocks"
-        rows.append(_row(f"{place(chain.stream)}, all {steps}", chain.whole))
+        if len(chain.blocks) > 1:
+            rows.append(_row(f"{place(chain.stream)}, all {steps}", chain.whole))
         rows += [_row(place(one.block), one.square) for one in chain.blocks]
-    caption = f"mean squared singular value, 1 keeps lengths; {found.probes} random probes"
+    caption = f"mean squared singular value, 1 keeps lengths; {found.probes} random probes, without padding"
     yield Table("Jacobians", caption, ("from input to output of", "mean σ²", "± standard error"), tuple(rows))
 
 
