@@ -53,7 +53,7 @@ def training_loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossF
     if found is not None:
         return found
     first = _first(output)
-    noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(0)).to(first.device)
+    noise = torch.randn(first.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(first.device)
     return (first - noise).square().mean(), _FROM_NOISE
 
 
