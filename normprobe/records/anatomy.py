@@ -184,6 +184,8 @@ class QKProduct(Record):
 
 class AttentionSite(Record):
     """One attention operation. `scale` is the factor on q·kᵀ in force wherever it is applied (None: not constant).
+    `scale_bounded` says of a learned factor whether something on the way from its parameters holds it under a largest
+    value (a clamp, a sigmoid); None where there is none.
 
     `causal` says that no query sees a later key; None where the mask could not be read. `window` is how many keys a
     causal query sees at most, its own included, or how far another one sees to each side; None where the recorded
@@ -201,6 +203,7 @@ class AttentionSite(Record):
     head_dim: int
     scale: float | None = None
     scale_parameter: str | None = None
+    scale_bounded: bool | None = None
     softcap: float | None = None
     causal: bool | None = None
     window: int | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from normprobe.anatomy.attention.bounded import NONE, Learned
 from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.attention.written import written_softmax
 from normprobe.anatomy.flow.along import along, factors
@@ -39,7 +40,7 @@ class AttentionOp:
     key: int
     value: int
     factor: float | None
-    scale_parameters: tuple[str, ...]
+    learned: Learned
     softcap: float | None
     across: tuple[int, int]
     causal: bool
@@ -136,7 +137,7 @@ def _whole(flow: Flow, step: Step, arguments: dict[str, Any], kernel: str, site:
     places = (flow.shape(query)[-2], flow.shape(key)[-2])
     causal = bool(arguments.get("is_causal", False))
     cap = arguments.get("softcap")
-    return AttentionOp(step, query, key, value, factor, (), cap, (-1, -1), causal, hidden, places, kernel, site)
+    return AttentionOp(step, query, key, value, factor, NONE, cap, (-1, -1), causal, hidden, places, kernel, site)
 
 
 @dataclass
@@ -146,7 +147,7 @@ class _Logits:
     product: Step | None = None
     factor: float | None = 1.0
     after_tanh: float | None = None
-    parameters: tuple[str, ...] = ()
+    learned: Learned = NONE
     shift: Step | None = None  # the subtraction of each row's maximum, which leaves the softmax as it is
     in_order: bool = True  # no step on the way changes the order of heads
 
@@ -171,7 +172,7 @@ def _weights(flow: Flow, step: Step) -> AttentionOp | None:
         *pair,
         values,
         factor,
-        logits.parameters,
+        logits.learned,
         logits.after_tanh,
         (-2, across),
         False,
@@ -212,7 +213,7 @@ def _logits(flow: Flow, softmax: Step) -> _Logits:
 def _scaled(flow: Flow, step: Step, found: _Logits) -> None:
     constant = constant_factor(flow, step)
     found.factor = None if constant is None or found.factor is None else found.factor * constant
-    found.parameters += step.parameters
+    found.learned = found.learned.times(flow, step)
 
 
 def _summand(flow: Flow, step: Step, found: _Logits) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from normprobe.anatomy.attention.bounded import NONE, Learned
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, constant_factor
@@ -22,7 +23,7 @@ class Side:
     """
 
     factor: float | None = 1.0
-    scale_parameters: tuple[str, ...] = ()
+    learned: Learned = NONE
     norms: tuple[Step, ...] = ()
     mixed: bool = False
     norm_after_mix: bool = False
@@ -90,7 +91,7 @@ def _scale(flow: Flow, step: Step, side: Side) -> int:
         if constant is None and not step.parameters and _unit_scale(flow, step):
             constant = 1.0
         side.factor = None if side.factor is None or constant is None else side.factor * constant
-        side.scale_parameters += step.parameters
+        side.learned = side.learned.times(flow, step)
     return step.inputs[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from normprobe.anatomy.attention.head_rows import Rows, head_rows
 from normprobe.anatomy.attention.norms import qk_norm, site_of
@@ -35,14 +35,12 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     rows = {name: one for name, one in found.items() if isinstance(one, Rows)}
     heads = len(rows["q"].sets) if "q" in rows else _heads(flow, op, query, rows.get("k"))
     causal, window = (True, None) if op.causal else reach(op.hidden, *op.places)
-    parameters = (*op.scale_parameters, *query.scale_parameters, *key.scale_parameters)
     record = AttentionSite(
         path=op.site.path,
         heads=heads,
         kv_heads=len(rows["k"].sets) if "k" in rows else _kv_heads(flow, op, heads),
         head_dim=flow.shape(op.query)[-1],
-        scale=_scale(op.factor, query.factor, key.factor),
-        scale_parameter=next(iter(parameters), None),
+        **_scaling(op, query, key),
         softcap=op.softcap,
         causal=causal,
         window=window,
@@ -59,6 +57,16 @@ def read_attention(flow: Flow, op: AttentionOp, norms: list[NormSite]) -> ReadSi
     query_norms, key_norms = (side.norms if site_of(side, norms) is not None else () for side in (query, key))
     unknown = tuple((name, one) for name, one in found.items() if isinstance(one, str))
     return ReadSite(record, query_norms, key_norms, unknown)
+
+
+def _scaling(op: AttentionOp, query: Side, key: Side) -> dict[str, Any]:
+    """The factor on q·kᵀ, and what is known of a learned one."""
+    learned = op.learned.beside(query.learned, key.learned)
+    return {
+        "scale": _scale(op.factor, query.factor, key.factor),
+        "scale_parameter": next(iter(learned.parameters), None),
+        "scale_bounded": learned.bounded if learned.parameters else None,
+    }
 
 
 def _scale(*factors: float | None) -> float | None:

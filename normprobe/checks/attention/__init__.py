@@ -4,6 +4,7 @@ from normprobe.checks.attention.attention_scale import AttentionScale
 from normprobe.checks.attention.entropy_collapse import EntropyCollapse
 from normprobe.checks.attention.qk_norm_advised import QKNormAdvised
 from normprobe.checks.attention.saturated_heads import SaturatedHeads
+from normprobe.checks.attention.unbounded_logit_scale import UnboundedLogitScale
 from normprobe.checks.attention.unresolved_logits import UnresolvedLogits
 from normprobe.checks.base import Check
 
@@ -13,4 +14,5 @@ ALL: tuple[Check, ...] = (
     SaturatedHeads(),
     AttentionScale(),
     QKNormAdvised(),
+    UnboundedLogitScale(),
 )
