@@ -56,7 +56,7 @@ def _of(path: str, config: Any, prefix: str) -> Iterator[Declared]:
     for name, (fact, read) in NAMES.items():
         value = read(fields[name]) if name in fields else None
         if value is not None and not (fact == "window" and not _slides(fields)):
-            yield Declared(path=path, field=prefix + name, fact=fact, value=value)
+            yield Declared(path=path, field=prefix + name, fact=fact, stated=fields[name], value=value)
 
 
 def _fields(config: Any) -> Mapping[str, Any]:
@@ -85,6 +85,10 @@ def _flag(value: Any) -> bool | None:
 def _true(value: Any) -> bool | None:
     """A field of which only `True` states something."""
     return True if value is True else None
+
+
+def _opposite(value: Any) -> bool | None:
+    return not value if isinstance(value, bool) else None
 
 
 def _inverse(value: Any) -> float | None:
@@ -117,6 +121,9 @@ NAMES: dict[str, tuple[Fact, _Read]] = {
     "residual_multiplier": ("branch_multiplier", _number),
     "use_parallel_residual": ("parallel", _flag),
     "parallel_attn": ("parallel", _true),
+    "do_layer_norm_before": ("pre_norm", _flag),
+    "do_stable_layer_norm": ("pre_norm", _flag),
+    "apply_residual_connection_post_layernorm": ("pre_norm", _opposite),
     "logit_scale": ("logit_multiplier", _number),
     "logits_scaling": ("logit_multiplier", _inverse),
     "lm_head_multiplier": ("logit_multiplier", _number),

@@ -10,6 +10,7 @@ from normprobe.measures.extra import Subject
 from normprobe.measures.extras import measure_extras
 from normprobe.measures.forward import measure_forward
 from normprobe.measures.gradients import measure_gradients
+from normprobe.measures.repeats import Repeats
 from normprobe.measures.settings import Wanted
 from normprobe.records import Anatomy, Measurements, Skipped
 
@@ -20,11 +21,12 @@ def measure_level(
     """One measured pass, which looks into modules without a watched operation too if `everywhere`; at level "backward"
     one more with gradients; then the further measures."""
     wanted.tell("measure", 0, 0)
-    kept = Kept(model, inputs, anatomy)
-    with kept.looking():
+    kept, repeats = Kept(model, inputs, anatomy), Repeats(model, anatomy)
+    with kept.looking(), repeats.looking():
         measured, skipped = measure_forward(
             model, inputs, anatomy, wanted.seed, exact=wanted.exact, everywhere=everywhere
         )
+    measured = measured.model_copy(update={"repeated_norms": repeats.record()})
     if kept.norms and "batchnorm" not in wanted.measures and "all" not in wanted.measures:
         batchnorm, more = kept.record(kept.running())
         measured, skipped = measured.model_copy(update={"batchnorm": batchnorm}), (*skipped, *more)

@@ -29,6 +29,7 @@ from normprobe.records.measurements import (
 from normprobe.records.non_finite import BrokenTensor, NonFinite
 from normprobe.records.norm_gains import Elements, NormGain
 from normprobe.records.norms import NormSite, NormSpec
+from normprobe.records.repeats import RepeatedNorm
 from normprobe.records.report import (
     SCHEMA,
     Finding,
@@ -87,6 +88,7 @@ __all__ = [
     "RawEnd",
     "Record",
     "Reparametrization",
+    "RepeatedNorm",
     "ReportData",
     "RoleMeasure",
     "Severity",

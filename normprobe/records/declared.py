@@ -15,6 +15,7 @@ Fact = Literal[
     "input_multiplier",
     "branch_multiplier",
     "parallel",
+    "pre_norm",
     "logit_multiplier",
     "logit_softcap",
     "tied",
@@ -30,11 +31,14 @@ class Declared(Record):
         field: the name of the field, behind that of the part that it lies in ("text_config.final_logit_softcapping").
         fact: what the field states: the eps of norms, whether queries and keys are normed, the soft-cap and the factor
             on q·kᵀ, how many keys a query sees, the constant factors on embeddings, on what branches write and on
-            logits, whether branches run side by side, the soft-cap of logits, whether head and embedding are one.
+            logits, whether branches run side by side, whether norms sit before branches (else on their sums), the
+            soft-cap of logits, whether head and embedding are one.
+        stated: what stands in the field.
         value: of the fact: of `query_pre_attn_scalar` 64, the factor 0.125.
     """
 
     path: str
     field: str
     fact: Fact
+    stated: bool | int | float
     value: bool | float

@@ -21,6 +21,7 @@ from normprobe.records.norm_gains import NormGain
 from normprobe.records.optimizer import OptimizerMeasure
 from normprobe.records.precision import PrecisionMeasure
 from normprobe.records.products import ProductsMeasure
+from normprobe.records.repeats import RepeatedNorm
 from normprobe.records.residual import StreamMeasure
 from normprobe.records.smoothness import SmoothnessMeasure
 
@@ -97,6 +98,7 @@ class Measurements(Record):
     attention: tuple[AttentionMeasure, ...] = ()
     norm_gains: tuple[NormGain, ...] = ()
     optimizer: OptimizerMeasure | None = None
+    repeated_norms: tuple[RepeatedNorm, ...] = ()
     init: Initialisation | None = None
     gradients: GradientMeasure | None = None
     batchnorm: BatchNormMeasure | None = None

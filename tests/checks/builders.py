@@ -385,7 +385,7 @@ def document(
     attention: tuple[AttentionSite, ...] | None = None,
     dtype: str = "float32",
     level: Any = "backward",
-    declared: tuple[Declared, ...] = (Declared(path=".", field="norm_eps", fact="eps", value=1e-5),),
+    declared: tuple[Declared, ...] = (Declared(path=".", field="norm_eps", fact="eps", stated=1e-5, value=1e-5),),
     weights: tuple[WeightSite, ...] = (),
     **measured: Any,
 ) -> ReportData:

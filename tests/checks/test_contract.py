@@ -88,7 +88,7 @@ NAMES = {
     "NP705": "stale-statistics",
     "NP706": "thawing-batch-norm",
 }
-EPS = Declared(path=".", field="norm_eps", fact="eps", value=1e-5)
+EPS = Declared(path=".", field="norm_eps", fact="eps", stated=1e-5, value=1e-5)
 Q, K = (HeadRows(parameter=f"{name}.weight", heads=(((0, 4),), ((4, 8),))) for name in "qk")
 
 
@@ -121,12 +121,12 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP102": lambda: b.document(
         norms=(b.norm(kind="l2norm", eps=1e-12, eps_placement="clamp", class_name=""),), dtype="float16"
     ),
-    "NP104": lambda: b.document(declared=(Declared(path=".", field="norm_eps", fact="eps", value=1e-6),)),
     "NP103": lambda: b.document(residual=(b.residual(entry_rms=1e-3),)),
     "NP105": lambda: b.document(
         norms=(b.norm(), b.norm("blocks.1.norm"), b.norm("blocks.2.norm", eps=1e-6)),
         streams=(b.stream(branches=tuple(b.branch(f"blocks.{i}") for i in range(3)), final_norm="blocks.0.norm"),),
     ),
+    "NP104": lambda: b.document(declared=(Declared(path=".", field="norm_eps", fact="eps", stated=1e-6, value=1e-6),)),
     "NP106": lambda: b.document(norms=(b.norm(reduction="input"),)),
     "NP107": lambda: b.document(norms=(b.norm(weight_multiply="after_cast"),), dtype="bfloat16", norm_gains=()),
     "NP108": lambda: b.document(norms=(b.norm(class_name="T5LayerNorm"),)),
@@ -152,7 +152,9 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     ),
     "NP210": lambda: b.document(attention=(b.site(qk_norm=QKNorm(kind="rmsnorm", axis="tokens", query="q", key="k")),)),
     "NP211": lambda: b.document(streams=(uneven(),)),
-    "NP212": lambda: b.document(declared=(EPS, Declared(path=".", field="cap", fact="logit_softcap", value=30.0))),
+    "NP212": lambda: b.document(
+        declared=(EPS, Declared(path=".", field="cap", fact="logit_softcap", stated=30.0, value=30.0))
+    ),
     "NP303": lambda: b.document(residual=(b.residual(massive=(b.massive(1000.0),)),)),
     "NP304": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, 40000.0)),)),
     "NP305": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, write_rms=0.0, write_max=0.0)),)),

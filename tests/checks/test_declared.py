@@ -15,7 +15,7 @@ from normprobe.records import BranchScale, Declared, Finding, Head, ReportData, 
 from tests import models
 from tests.checks import builders as b
 
-EPS = Declared(path=".", field="rms_norm_eps", fact="eps", value=1e-5)
+EPS = Declared(path=".", field="rms_norm_eps", fact="eps", stated=1e-5, value=1e-5)
 
 
 def found(code: str, model: nn.Module, inputs: Any) -> tuple[Finding, ...]:
@@ -27,7 +27,7 @@ def judge(code: str, data: ReportData) -> Any:
 
 
 def said(value: Any, fact: Any, path: str = ".", field: str = "field") -> Declared:
-    return Declared(path=path, field=field, fact=fact, value=value)
+    return Declared(path=path, field=field, fact=fact, stated=value, value=value)
 
 
 def granite(**fields: Any) -> models.Built:
@@ -70,7 +70,7 @@ def test_np104_finds_another_eps_than_declared(name: str, field: str, value: flo
     assert finding.severity.value == "warning"
     assert finding.value == pytest.approx(was, rel=0.01)
     assert finding.limit == value
-    assert f"{field} = {value:.4g}" in finding.message
+    assert f"{field} = {value}" in finding.message
     assert len(more) <= 1  # an encoder and a decoder have one each
 
 
@@ -108,7 +108,7 @@ def test_np104_goes_by_the_nearest_configuration_and_by_any_of_its_numbers() -> 
     inner = said(1e-6, "eps", path="vision", field="layer_norm_eps")
     norms = (b.norm("vision.norm", eps=1e-6), b.norm("text.norm", eps=1e-5))
     assert judge("NP104", b.document(norms=norms, declared=(EPS, inner))) == ((), ())
-    (finding,), _ = judge("NP104", b.document(norms=norms, declared=(EPS, inner.model_copy(update={"value": 1e-3}))))
+    (finding,), _ = judge("NP104", b.document(norms=norms, declared=(EPS, said(1e-3, "eps", path="vision"))))
     assert finding.where == "vision.norm"
     both = (EPS, said(1e-6, "eps", field="layer_norm_eps"))
     assert judge("NP104", b.document(norms=(b.norm(eps=1e-6),), declared=both)) == ((), ())
@@ -145,6 +145,9 @@ def declare(model: nn.Module, **fields: Any) -> None:
         ("gpt2", {"qk_layernorm": True}, "no query or key is normed"),
         ("neox_parallel", {"use_parallel_residual": False}, "all branches run side by side"),
         ("neox_sequential", {"use_parallel_residual": True}, "branches run one after the other"),
+        ("opt_post", {"do_layer_norm_before": True}, "norms sit on the sums"),
+        ("opt_pre", {"do_layer_norm_before": False}, "norms sit before branches"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "norms sit before branches"),
         ("llama", {"sliding_window": 4}, "every query sees all earlier keys, 8 at most"),
         ("llama", {"tie_word_embeddings": True}, "lm_head.weight and model.embed_tokens.weight are two tensors"),
     ],
@@ -155,7 +158,7 @@ def test_np212_finds_what_the_data_flow_lacks(name: str, fields: dict[str, Any],
     (finding,) = found("NP212", model, inputs)
     assert finding.severity.value == "warning"
     assert words in finding.message
-    assert f"the configuration says {next(iter(fields))}" in finding.message
+    assert f"the configuration says {next(iter(fields))} = {next(iter(fields.values()))}, and " in finding.message
     assert finding.source == f"{next(iter(fields))} of the configuration"
 
 
@@ -222,6 +225,11 @@ def test_np212_skips_what_could_not_be_read(facts: dict[str, Any], declared: Dec
             said(0.5, "branch_multiplier"),
         ),
         ({"streams": (b.stream(topology="gated"),)}, said(True, "parallel")),
+        (
+            {"streams": (b.stream(branches=(b.branch("blocks.0"), b.branch("blocks.1", placement="output"))),)},
+            said(False, "pre_norm"),
+        ),
+        ({"streams": (b.stream(branches=(b.branch("blocks.0", kind="conv"),)),)}, said(False, "pre_norm")),
         ({"head": None}, said(30.0, "logit_softcap")),
         ({"head": Head(path="head.weight", tied_to="embedding.weight")}, said(True, "tied")),
         ({"head": Head(path="other.weight")}, said(30.0, "logit_softcap", path="text")),
@@ -263,6 +271,10 @@ def test_np212_knows_the_table_that_the_head_would_be_tied_to(
     weights = (table("head.weight", "head"), *tables)
     data = data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"weights": weights})})
     assert len(judge("NP212", data)[0]) == tells
+    assert judge("NP212", data.model_copy(update={"declared": (said(False, "tied"),)})) == ((), ())
+    head = Head(path="head.weight", tied_to="words")
+    tied = data.anatomy.model_copy(update={"head": head})
+    assert judge("NP212", data.model_copy(update={"anatomy": tied})) == ((), ())
 
 
 def test_np212_stands_at_its_limit_and_lets_nothing_broken_pass() -> None:
@@ -279,7 +291,7 @@ class Composite(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        text = SimpleNamespace(rms_norm_eps=1e-6, final_logit_softcapping=30.0, to_dict=dict)
+        text = SimpleNamespace(rms_norm_eps=1e-6, final_logit_softcapping=30.0, tie_word_embeddings=True, to_dict=dict)
         self.config = SimpleNamespace(text_config=text, tie_word_embeddings=False, to_dict=dict)
         self.text, self.vision = nn.Module(), nn.Module()
         self.text.config = text
@@ -295,6 +307,7 @@ def test_declarations_are_told_once_with_the_module_that_holds_them() -> None:
         (".", "text_config.final_logit_softcapping", 30.0),
         ("text", "rms_norm_eps", 1e-6),
         ("text", "final_logit_softcapping", 30.0),
+        ("text", "tie_word_embeddings", True),
         ("vision", "layer_norm_eps", 1e-5),
     ]
 

@@ -72,7 +72,7 @@ class EpsDiffersFromConfig(Check):
         )
 
     def _found(self, norms: list[NormSite], declared: list[Declared]) -> Finding:
-        said = " and ".join(f"{one.field} = {number(one.value)}" for one in declared)
+        said = " and ".join(f"{one.field} = {one.stated}" for one in declared)
         values = " or ".join(dict.fromkeys(number(norm.eps or 0.0) for norm in norms))
         return self.finding(
             norms[0].path,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from normprobe.checks.base import number
 from normprobe.checks.declarations import governs
+from normprobe.checks.placement.trunk_norms import POST
 from normprobe.records import AttentionSite, Declared, ReportData, Stream
 from normprobe.records.declared import Fact
 
@@ -87,6 +88,15 @@ def _parallel(declared: Declared, data: ReportData) -> Told | None:
     return Told(tuple(stream.name for stream in streams), side, words)
 
 
+def _pre_norm(declared: Declared, data: ReportData) -> Told | None:
+    streams = _streams(declared, data)
+    placements = {b.placement for s in streams for b in s.branches if b.kind in ("attention", "mlp")}
+    if not placements or not (placements == {"pre"} or placements <= set(POST)):
+        return None
+    words = "and norms sit before branches" if placements == {"pre"} else "and norms sit on the sums"
+    return Told(tuple(stream.name for stream in streams), placements == {"pre"}, words)
+
+
 def _logit_multiplier(declared: Declared, data: ReportData) -> Told | None:
     head = data.anatomy.head
     if head is None or not governs(declared, head.path, data.declared):
@@ -106,9 +116,7 @@ def _logit_softcap(declared: Declared, data: ReportData) -> Told | None:
 
 def _tied(declared: Declared, data: ReportData) -> Told | None:
     head = data.anatomy.head
-    if not declared.value or head is None or head.tied_to is not None:
-        return None
-    if not governs(declared, head.path, data.declared):
+    if head is None or head.tied_to is not None or not governs(declared, head.path, data.declared):
         return None
     weights = data.anatomy.weights
     shape = next((weight.shape for weight in weights if weight.parameter == head.path), None)
@@ -159,6 +167,7 @@ READERS: dict[Fact, Callable[[Declared, ReportData], Told | None]] = {
     "input_multiplier": _input_multiplier,
     "branch_multiplier": _branch_multiplier,
     "parallel": _parallel,
+    "pre_norm": _pre_norm,
     "logit_multiplier": _logit_multiplier,
     "logit_softcap": _logit_softcap,
     "tied": _tied,

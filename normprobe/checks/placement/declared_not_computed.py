@@ -19,9 +19,10 @@ class DeclaredNotComputed(Check):
 
     What the configuration of a module states (soft-caps of attention and final logits, the factors on
     embeddings, residual branches, q·kᵀ and logits, tied weights, QK-Norm, a sliding window, branches side by
-    side), against the same facts as read from the recorded data flow. Reported only where the flow was read to
-    the end and says something else. What it could not tell, or the recorded input is too short for, is
-    skipped with that reason. Fields that state no such fact are not looked at.
+    side, norms before branches or on sums), against the same facts as read from the recorded data flow.
+    Reported only where the flow was read to the end and says something else. What it could not tell, or the
+    recorded input is too short for, is skipped with that reason. Fields that state no such fact are not looked
+    at.
 
     ## Why it matters
 
@@ -72,13 +73,9 @@ class DeclaredNotComputed(Check):
     def _found(self, declared: Declared, told: Told) -> Finding:
         return self.finding(
             told.places[0],
-            f"the configuration says {declared.field}{_said(declared)}, {told.text}",
+            f"the configuration says {declared.field} = {declared.stated}, {told.text}",
             value=None if told.value is None else float(told.value),
             bound=float(declared.value),
             source=f"{declared.field} of the configuration",
             places=told.places,
         )
-
-
-def _said(declared: Declared) -> str:
-    return f" = {declared.value}" if isinstance(declared.value, bool) else f" (a value of {declared.value:.6g})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Outcome
+from normprobe.checks.base import Check, Outcome, number
 from normprobe.records import Finding, NormSite, ReportData, Severity, Stream
 
 
@@ -18,7 +18,8 @@ class DoubledFinalNorm(Check):
 
     Whether the final norm of a stream reads another norm's output, or is read by another norm, with nothing
     but moves and constant factors between the two, in the recorded data flow. Both take their statistics of
-    the same elements, and nothing else reads what lies between them.
+    the same elements, and nothing else reads what lies between them. Where a forward was measured, also what
+    the second one changes, ‖y − x‖ / ‖x‖ of its output and input.
 
     ## Why it matters
 
@@ -53,18 +54,25 @@ class DoubledFinalNorm(Check):
         for stream in data.anatomy.streams:
             second = at_the_end(stream, data.anatomy.norms)
             if second is not None:
-                yield self._found(stream, second)
+                yield self._found(stream, second, data)
 
-    def _found(self, stream: Stream, second: NormSite) -> Finding:
+    def _found(self, stream: Stream, second: NormSite, data: ReportData) -> Finding:
         post = second.path == stream.final_norm
         own = "the last block is post-norm and ends in" if post else "the final norm is"
         return self.finding(
             second.path,
-            f"norms the stream {stream.name} again: {own} {second.follows}, and nothing lies between the two",
+            f"norms the stream {stream.name} again: {own} {second.follows}, and nothing lies between the two"
+            f"{change_of(second, data)}",
             value=second.follows,
             source="Xiong et al. 2020, table 1",
             severity=Severity.NOTE if post else None,
         )
+
+
+def change_of(norm: NormSite, data: ReportData) -> str:
+    """By how much a norm changes what the norm before it made, in words; nothing where that was not measured."""
+    measure = next((one for one in data.measurements.repeated_norms if one.path == norm.path), None)
+    return "" if measure is None else f"; it changes its input by {number(100 * measure.change)} %"
 
 
 def at_the_end(stream: Stream, norms: tuple[NormSite, ...]) -> NormSite | None:

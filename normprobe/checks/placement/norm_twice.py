@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome
-from normprobe.checks.placement.doubled_final_norm import at_the_end, repeats
+from normprobe.checks.placement.doubled_final_norm import at_the_end, change_of, repeats
 from normprobe.records import ReportData, Severity
 
 
@@ -19,7 +19,7 @@ class NormTwice(Check):
 
     Two norms in a row, anywhere but at the end of a stream (NP202): the second reads the first one's output
     through moves and constant factors alone, takes its statistics of the same elements, and nothing else reads
-    what lies between.
+    what lies between. Where a forward was measured, also what the second one changes, ‖y − x‖ / ‖x‖.
 
     ## Why it matters
 
@@ -56,7 +56,7 @@ class NormTwice(Check):
                 first = data.anatomy.norm(norm.follows or "")
                 yield self.finding(
                     norm.path,
-                    f"reads what {norm.follows} has normed, and nothing lies between the two",
+                    f"reads what {norm.follows} has normed, and nothing lies between the two{change_of(norm, data)}",
                     value=norm.follows,
                     source="Zhang & Sennrich 2019, sec. 3",
                     severity=Severity.NOTE if first is not None and first.role == "post" else None,

@@ -45,6 +45,27 @@ def test_np204_is_silent_where_blocks_end_in_their_norms_or_norm_their_branches(
     assert found("NP204", *models.MODELS[name]()) == ()
 
 
+def conformer(blocks: int) -> Any:
+    """Blocks of two pre-norm branches that end in a norm on the sum."""
+    writes = []
+    for i in range(blocks):
+        own = {"block": f"blocks.{i}", "placement": "post", "post_norm": f"blocks.{i}.norm_out"}
+        writes += [b.branch(f"blocks.{i}"), b.branch(f"blocks.{i}", **own)]
+    return b.stream(branches=tuple(writes), depth=2 * blocks, placement="mixed")
+
+
+def test_np204_leaves_blocks_alone_that_all_end_in_a_norm() -> None:
+    assert judge("NP204", b.document(streams=(conformer(3),))) == ((), ())
+    lost = conformer(3).model_copy(update={"final_norm": None})
+    assert judge("NP203", b.document(streams=(lost,))) == ((), ())
+
+
+def test_np204_needs_two_blocks_to_tell_where_a_skip_is_taken() -> None:
+    facts = {"block": "blocks.0", "placement": "post", "pre_norm": None, "post_norm": "blocks.0.norm"}
+    one = b.stream(branches=(b.branch("blocks.0", **facts),) * 2, placement="post", final_norm=None)
+    assert judge("NP204", b.document(streams=(one,))) == ((), ())
+
+
 def post(depth: int, **more: Any) -> Any:
     facts = {"placement": "post", "pre_norm": None, "post_norm": "norm"} | more
     writes = tuple(b.branch(f"blocks.{i}", **facts) for i in range(depth))
