@@ -19,6 +19,7 @@ from normprobe.records import (
     Finding,
     GradientMeasure,
     Ignored,
+    Initialisation,
     Measurements,
     ReportData,
     Settings,
@@ -27,6 +28,7 @@ from normprobe.records import (
     StreamMeasure,
     Target,
 )
+from normprobe.records.precision import PrecisionMeasure
 from normprobe.report.baseline import against, baseline_of, baseline_text, read_baseline
 from normprobe.report.files import write_whole
 from normprobe.report.formats import Format, content, named_by
@@ -77,6 +79,16 @@ class Report:
     def gradients(self) -> GradientMeasure | None:
         """Gradients by depth, or None where no backward pass was asked for."""
         return self.data.measurements.gradients
+
+    @property
+    def init(self) -> Initialisation | None:
+        """How the weights were drawn; None where that was not looked at."""
+        return self.data.measurements.init
+
+    @property
+    def precision(self) -> PrecisionMeasure | None:
+        """The measure "precision"; None where it was not asked for."""
+        return self.data.measurements.precision
 
     @property
     def findings(self) -> tuple[Finding, ...]:
