@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from normprobe.records import Basis, NormSite, Skipped
 from normprobe.records.cost import CostMeasure, NormCost
 from normprobe.records.extras import ExtraName
 
-_TIMED = 5  # forwards behind each median, after one that is not timed
+_TIMED = 5  # an odd number of forwards, after one that is not timed
 _UNCUT = "only token ids are cut to one token: tables [batch, tokens], all inputs of one size"
 _ALLOCATING = ("empty", "new_empty")
 
@@ -34,7 +34,7 @@ class Cost(Extra):
     name: ClassVar[ExtraName] = "cost"
 
     def measure(self, subject: Subject) -> tuple[CostMeasure | None, tuple[Skipped, ...]]:
-        """Counts are exact; times are medians of this machine."""
+        """Counts are exact; times are those of this machine."""
         executed = [norm for norm in subject.anatomy.norms if norm.executed]
         norms = [norm for norm in executed if norm.module]
         if not norms:
@@ -82,11 +82,14 @@ class _Count:
 
 @dataclass(frozen=True)
 class _Times:
-    """Medians over the timed forwards: of a forward, of the share of norms in it, of each norm, in seconds."""
+    """Seconds of one forward, and in it of each norm without the norms inside it."""
 
     forward: float
-    share: float
     norms: Mapping[str, float]
+
+    @property
+    def share(self) -> float:
+        return math.fsum(self.norms.values()) / self.forward
 
 
 def _row(norm: NormSite, count: _Count, times: _Times) -> NormCost:
@@ -154,34 +157,33 @@ def _tried(model: nn.Module, inputs: Inputs, paths: frozenset[str]) -> _Times | 
 
 
 def _timed(model: nn.Module, inputs: Inputs, paths: frozenset[str]) -> _Times:
+    """Of the timed forwards the one whose time is their median: all figures of one forward, so that they add up."""
     runs = [_time_once(model, inputs, paths) for _ in range(_TIMED + 1)][1:]
-    norms = {path: statistics.median(run[2][path] for run in runs) for path in paths}
-    return _Times(statistics.median(r[0] for r in runs), statistics.median(r[1] / r[0] for r in runs), norms)
+    return sorted(runs, key=lambda run: run.forward)[_TIMED // 2]
 
 
-def _time_once(model: nn.Module, inputs: Inputs, paths: frozenset[str]) -> tuple[float, float, dict[str, float]]:
-    """Seconds of one forward, of the outermost norms in it together, and of each norm."""
-    spent, outer, depth = dict.fromkeys(paths, 0.0), 0.0, 0
+def _time_once(model: nn.Module, inputs: Inputs, paths: frozenset[str]) -> _Times:
+    spent = dict.fromkeys(paths, 0.0)
+    inside: list[float] = []  # of each norm that runs, the time of the norms that ran in it
     device = _device(model)
 
     def around(path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        nonlocal outer, depth
         if path not in paths:
             return forward(*args, **kwargs)
-        depth += 1
+        inside.append(0.0)
         start = _now(device)
         try:
             return forward(*args, **kwargs)
         finally:
             took = _now(device) - start
-            depth -= 1
-            spent[path] += took
-            outer += 0.0 if depth else took
+            spent[path] += took - inside.pop()
+            if inside:
+                inside[-1] += took
 
     with wrapped_forwards(model, around):
         start = _now(device)
         invoke(model, inputs)
-        return _now(device) - start, outer, spent
+        return _Times(_now(device) - start, spent)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -17,7 +17,7 @@ class NormCost(Record):
         bytes_moved: bytes of all tensors that these operations read and write, as if none stayed in a cache.
         bytes_needed: bytes that one kernel for all would read and write: input, output, parameters and buffers.
         fused: whether one kernel computes it (as in the Anatomy).
-        seconds: median over the timed forwards of the time in its module.
+        seconds: time in its module, without that of the norms inside it.
     """
 
     path: str
@@ -31,14 +31,15 @@ class NormCost(Record):
 
 
 class CostMeasure(Record):
-    """All norms that are modules. Times are those of this machine as it was busy then.
+    """All norms that are modules. Times are those of this machine as it was busy then, and all of one forward: the one
+    whose time is the median of the timed forwards.
 
     Attributes:
-        basis: `unit` is seconds; `count` is the number of timed forwards behind each median.
+        basis: `unit` is seconds; `count` is the number of timed forwards.
         device: where it ran.
         norms: in the order of the Anatomy.
-        forward_seconds: median time of a forward on the given inputs.
-        share: of that time in norms; norms inside norms count once.
+        forward_seconds: of this forward, on the given inputs.
+        share: of that time in norms, the sum of their `seconds` over `forward_seconds`; norms inside norms count once.
         one_token_seconds, one_token_share: the same for one token of one sample without a cache, what a step of
             decoding costs beside the reading of its cache; None where the inputs cannot be cut to one token.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import normprobe
-from normprobe.measures.cost import one_token
+from normprobe.measures.cost import Cost, one_token
+from normprobe.measures.extra import Subject
 from normprobe.records import Skipped
 from normprobe.records.cost import CostMeasure, NormCost
 from normprobe.report.tables import tables
+from tests.measures.models import anatomy_of
 from tests.models import MODELS
 from tests.test_no_trace import lived_in
 from tests.trace import Snapshot
@@ -84,6 +87,47 @@ def test_time_in_norms_over_time_of_the_forward() -> None:
     assert found.forward_seconds >= 0.08
     assert found.share == pytest.approx(0.25, abs=0.15)
     assert (found.device, found.basis.unit, found.basis.count) == ("cpu", "s", 5)
+
+
+class Clocked(nn.Module):
+    """Runs what it holds, and lets a clock go on by the seconds of its next run."""
+
+    def __init__(self, held: nn.Module, clock: list[float], seconds: list[float]) -> None:
+        super().__init__()
+        self.held, self.clock, self.seconds = held, clock, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock[0] += self.seconds.pop(0) if self.seconds else 0.0
+        return self.held(x)
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, outer: list[float], inner: list[float]) -> CostMeasure:
+    """A norm inside a norm, whose own seconds in the six timed forwards are given, beside 7 s of anything else."""
+    clock = [0.0]
+    monkeypatch.setattr("normprobe.measures.cost._now", lambda device: clock[0])
+    rest = Clocked(nn.Linear(8, 8), clock, [0.0, *[7.0] * 6])
+    model = nn.Sequential(rest, Clocked(Clocked(nn.LayerNorm(8), clock, [0.0, *inner]), clock, [0.0, *outer]))
+    anatomy = anatomy_of(model, X)
+    (norm,) = anatomy.norms
+    norms = tuple(norm.model_copy(update={"path": path}) for path in ("1", "1.held"))
+    rest.seconds, model[1].seconds, model[1].held.seconds = [0.0, *[7.0] * 6], [0.0, *outer], [0.0, *inner]
+    found, _ = Cost().measure(Subject(model, X, anatomy.model_copy(update={"norms": norms})))
+    assert found is not None
+    return found
+
+
+def test_a_norm_inside_a_norm_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = clocked(monkeypatch, outer=[2.0] * 6, inner=[1.0] * 6)
+    assert [norm.seconds for norm in found.norms] == [2.0, 1.0]
+    assert (found.forward_seconds, found.share) == (10.0, 0.3)
+
+
+def test_shares_of_norms_add_up_to_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the timed forward of median length; the medians of each over the forwards would be 2 and 1 s."""
+    found = clocked(monkeypatch, outer=[90, 1, 4, 2, 1, 9], inner=[90, 9, 1, 1, 1, 1])
+    assert found.forward_seconds == 12
+    assert [norm.seconds for norm in found.norms] == [4, 1]
+    assert found.share == math.fsum(norm.seconds for norm in found.norms) / found.forward_seconds
 
 
 def test_one_token_of_one_sample() -> None:
