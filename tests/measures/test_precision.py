@@ -197,6 +197,18 @@ def test_reductions_in_half_precision() -> None:
     assert at(careless, "norm", "2").reduction == "input"
 
 
+class Largest(nn.Module):
+    """A norm by the largest entry: its reductions pick, and sum nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = x.aminmax(dim=-1, keepdim=True)
+        return x / (torch.maximum(high, -low) + x.max(-1, True).values + x.amax(-1, True) - x.amin(-1, True))
+
+
+def test_reductions_that_pick_an_entry_round_nothing() -> None:
+    assert measured(nn.Sequential(nn.Linear(WIDTH, WIDTH), Largest(), nn.LayerNorm(WIDTH))).passes[0].reductions == ()
+
+
 def test_a_half_model_is_tested_as_it_is_and_so_is_one_under_autocast() -> None:
     model = stack().bfloat16()
     (own,) = measured(model, X.bfloat16()).passes
