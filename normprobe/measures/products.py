@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from normprobe import stats
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.extra import Extra, Subject
 from normprobe.measures.padding import counted, padding_masks
-from normprobe.records import Basis, Skipped, WeightSite
+from normprobe.records import Basis, OpSite, Skipped, WeightSite
 from normprobe.records.extras import ExtraName
 from normprobe.records.products import ProductGain, ProductsMeasure
 
@@ -49,9 +48,7 @@ class Products(Extra):
 
 
 def _skip(site: WeightSite, handler: ProductHandler, watched: Watched) -> Skipped:
-    broken = "what went in was 0" if handler.idle else "a value of what went in or came out was not finite"
-    why = watched.reason(site.site) or broken
-    return Skipped(what=f"product with {site.parameter}", why=why)
+    return Skipped(what=f"product with {site.parameter}", why=watched.reason(site.site) or handler.flaw)
 
 
 class ProductHandler(Handler):
@@ -62,13 +59,12 @@ class ProductHandler(Handler):
     layout of its input.
     """
 
-    def __init__(self, site: WeightSite, weight: Tensor, padding: Sequence[Tensor] = ()) -> None:
+    def __init__(self, site: WeightSite, padding: Sequence[Tensor] = ()) -> None:
         self._padding = padding
         self._features = 1 if site.kind == "conv" else -1
-        self._weight = _span(weight)
+        self._signal = 1 - site.operand
         self._added: Tensor | None = None
-        self._size: Tensor | None = None
-        self._ratio: Tensor | None = None
+        self._sizes: tuple[Tensor, Tensor] | None = None  # RMS of x and of y: no square of theirs overflows
         self._basis: Basis | None = None
 
     def before(self, arguments: Mapping[str, Any]) -> None:
@@ -80,28 +76,35 @@ class ProductHandler(Handler):
             self._added = bias.reshape(-1, *[1] * (arguments["weight"].dim() - 2))
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
-        """Take both mean squares; they stay on the device of the model."""
-        first, second = (arguments[name] for name in _operands(arguments))
-        signal = second if first.data_ptr() in self._weight else first
+        """Take the RMS of both; they stay on the device of the model."""
+        signal = arguments[_operands(arguments)[self._signal]]
         some, added, self._added = self._some(output), self._added, None
         product = some if added is None else stats.widen(some) - self._some(added.expand_as(output))
         product = self._counted(product, output)
-        self._size = _mean_square(self._counted(self._some(signal), signal))
-        self._ratio = _mean_square(product) / self._size
+        before = self._counted(self._some(signal), signal)
+        if before.numel() and product.numel():
+            self._sizes = _rms(before), _rms(product)
         dtype, whole = str(output.dtype).removeprefix("torch."), some.numel() == output.numel()
         self._basis = Basis(unit="1", dtype=dtype, count=product.numel(), exact=whole)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing but zeros came in."""
-        return self._size is not None and float(self._size) == 0
+    def flaw(self) -> str:
+        """Why `product` is None, though the operation was seen."""
+        if self._sizes is None:
+            return "nothing but padding, or no entry at all, went in"
+        zeros = float(self._sizes[0]) == 0
+        return "what went in was 0" if zeros else "a value of what went in or came out was not finite"
 
     def product(self, site: WeightSite) -> ProductGain | None:
-        """What was seen; None where the product was not, or nothing but zeros came in."""
-        ratio = math.nan if self._ratio is None else float(self._ratio)
-        if self._basis is None or not math.isfinite(ratio):
+        """What was seen; None where the product was not, nothing or nothing but zeros came in, or a value was not
+        finite."""
+        if self._basis is None or self._sizes is None:
             return None
-        return ProductGain(parameter=site.parameter, roles=site.roles, gain=ratio, basis=self._basis)
+        before, after = (float(size) for size in self._sizes)
+        if before == 0 or not (math.isfinite(before) and math.isfinite(after)):
+            return None
+        gain = (after / before) * (after / before)
+        return ProductGain(parameter=site.parameter, roles=site.roles, gain=gain, basis=self._basis)
 
     def _some(self, x: Tensor) -> Tensor:
         some = x.detach()
@@ -126,23 +129,14 @@ def _operands(arguments: Mapping[str, Any]) -> tuple[str, str]:
     return next(names for names in _OPERANDS if names[0] in arguments and names[1] in arguments)
 
 
-def _span(weight: Tensor) -> range:
-    """The addresses of the weight's entries, where each view of it begins, and nothing else that shares its storage."""
-    entries = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
-    return range(weight.data_ptr(), weight.data_ptr() + entries * weight.element_size())
-
-
-def _mean_square(some: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(some, dtype=torch.promote_types(some.dtype, torch.float32))
-    return found.square() / some.numel()
+def _rms(some: Tensor) -> Tensor:
+    return stats.token_rms(some.flatten())
 
 
 def product_handlers(subject: Subject) -> Iterator[tuple[WeightSite, ProductHandler]]:
     """A handler for the first use of every weight but lookups; of weights that run together, for the first."""
-    parameters, taken = dict(subject.model.named_parameters()), set()
-    padding = padding_masks(subject.inputs)
+    padding, taken = padding_masks(subject.inputs), set[OpSite]()
     for site in subject.anatomy.weights:
-        weight = parameters.get(site.parameter)
-        if site.kind != "embedding" and site.site not in taken and weight is not None:
+        if site.kind != "embedding" and site.site not in taken:
             taken.add(site.site)
-            yield site, ProductHandler(site, weight, padding)
+            yield site, ProductHandler(site, padding)

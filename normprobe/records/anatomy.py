@@ -250,6 +250,7 @@ class WeightSite(Record):
         fan_out: how many outputs each input reaches, with the places of the kernel; the width for a lookup.
         output_axis: axis of the parameter that numbers the output features.
         kind: `experts` where some axes number independent matrices.
+        operand: which of the two factors of the product holds it, or of the two operands of a convolution or lookup.
         followed_by: what the product passes first besides biases, views, casts and constant factors; an activation
             that consists of several operations is told by what they compute together.
         site: where it is used first.
@@ -264,6 +265,7 @@ class WeightSite(Record):
     fan_out: int
     output_axis: int
     kind: Literal["linear", "conv", "embedding", "experts"]
+    operand: Literal[0, 1]
     followed_by: Follower = "unknown"
     site: OpSite
 

@@ -128,6 +128,26 @@ def test_what_follows_a_product_is_told_by_what_it_computes(function: Any, name:
     assert weights_of(Followed(function), torch.randn(3, 8))["first.weight"].followed_by == name
 
 
+class Sided(nn.Module):
+    """A table, a kernel, a weight that is the second factor of its product and one that is the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.kernel, self.second = nn.Embedding(VOCABULARY, 8), nn.Conv1d(8, 8, 1), nn.Linear(8, 8)
+        self.first = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.first @ self.kernel(self.second(self.table(ids)).mT)[0]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_which_operand_holds_the_weight(autocast: bool) -> None:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = weights_of(Sided(), torch.randint(0, VOCABULARY, (2, 5)))
+    operands = {name: site.operand for name, site in found.items()}
+    assert operands == {"table.weight": 0, "kernel.weight": 1, "second.weight": 1, "first": 0}
+
+
 class Computed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

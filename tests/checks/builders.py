@@ -366,6 +366,7 @@ def weight_site(parameter: str = "blocks.0.fc.weight", **more: Any) -> WeightSit
         "fan_out": 16,
         "output_axis": 0,
         "kind": "linear",
+        "operand": 1,
         "followed_by": "gelu",
         "site": OpSite(path="blocks.0.fc", op="aten.addmm"),
     }

@@ -250,7 +250,7 @@ def test_np212_compares_the_cap_of_the_logits(cap: float | None, silent: bool) -
 
 def table(name: str, role: Any, shape: tuple[int, int] = (64, 8)) -> WeightSite:
     kind: Any = "embedding" if role == "embedding" else "linear"
-    facts: Any = {"fan_in": 1, "fan_out": 8, "output_axis": 1, "kind": kind, "site": b.branch("x").add}
+    facts: Any = {"fan_in": 1, "fan_out": 8, "output_axis": 1, "kind": kind, "operand": 0, "site": b.branch("x").add}
     return WeightSite(parameter=name, roles=(role,), shape=shape, **facts)
 
 

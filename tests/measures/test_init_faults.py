@@ -22,6 +22,7 @@ def site(shape: tuple[int, ...], fan_in: int, fan_out: int, axis: int, kind: str
         fan_out=fan_out,
         output_axis=axis,
         kind=kind,  # type: ignore[arg-type]
+        operand=1,
         site=OpSite(path=".", op="aten.mm"),
     )
 

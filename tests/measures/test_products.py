@@ -110,15 +110,45 @@ def test_the_table_has_the_farthest_from_1_first() -> None:
     assert float(table.rows[0][2]) == pytest.approx(9.0, rel=1e-3)
 
 
+class First(nn.Module):
+    """Its weight is the first factor of the product, and lies somewhere in a larger storage."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((torch.randn(2 * 64 * 64) / 8)[start : start + 64 * 64].view(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight @ x
+
+
 @pytest.mark.parametrize("start", [0, 64 * 64])
-def test_a_weight_in_the_middle_of_a_storage_is_told_from_the_signal(start: int) -> None:
-    class First(nn.Module):
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
+def test_a_weight_that_is_the_first_factor_is_told_from_the_signal(start: int, autocast: str | None) -> None:
+    """Under automatic mixed precision the factor is a copy of the weight."""
+    report = normprobe.probe(First(start), 10 * torch.randn(64, 100), measures="products", autocast=autocast)
+    assert report.measurements.products is not None
+    (product,) = report.measurements.products.products
+    assert product.gain == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
+def test_squares_that_float32_cannot_hold(size: float) -> None:
+    layer = nn.Linear(64, 64)
+    nn.init.orthogonal_(layer.weight, 3.0)
+    nn.init.zeros_(layer.bias)
+    (product,) = products_of(layer, size * torch.randn(100, 64)).products
+    assert product.gain == pytest.approx(9.0, rel=1e-4)
+
+
+def test_an_expert_that_gets_no_token_is_said() -> None:
+    class Routed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter((torch.randn(2 * 64 * 64) / 8)[start : start + 64 * 64].view(64, 64))
+            self.used, self.idle = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.weight @ x
+            return torch.cat([self.used(x), self.idle(x[:0])])
 
-    (product,) = products_of(First(), 10 * torch.randn(64, 100)).products
-    assert product.gain == pytest.approx(1.0, rel=0.1)
+    report = normprobe.probe(Routed(), torch.randn(4, 8), measures="products")
+    why = "nothing but padding, or no entry at all, went in"
+    assert [s.why for s in report.skipped if s.what == "product with idle.weight"] == [why]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from normprobe.anatomy.flow.ops import base
 from normprobe.capture.trace import Node, Ref, Trace
@@ -19,16 +19,19 @@ _PICKING = frozenset({"aten.index", "aten.index_select"})
 _RIGHT = frozenset({"aten.mm", "aten.bmm", "aten.matmul", "aten._grouped_mm"})
 _BIASED = frozenset({"aten.addmm", "aten.baddbmm"})
 _CONVOLUTIONS = frozenset({"aten.convolution", "aten._convolution"})
+_FIRST_AND_SECOND: tuple[Literal[0, 1], ...] = (0, 1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a product uses a parameter: its fans as in `WeightSite`, the axis of its outputs, and its kind."""
+    """How a product uses a parameter: its fans as in `WeightSite`, the axis of its outputs, its kind, and which of the
+    two factors it is."""
 
     fan_in: int
     fan_out: int
     output_axis: int
     kind: Any
+    operand: Literal[0, 1]
 
 
 def layouts(trace: Trace, node: Node) -> Iterator[tuple[str, Layout]]:
@@ -41,10 +44,10 @@ def layouts(trace: Trace, node: Node) -> Iterator[tuple[str, Layout]]:
             yield found[0], _kernel(found[1], node.args[6], node.args[8])
         return
     operands = node.args[:2] if name in _RIGHT else node.args[1:3] if name in _BIASED else ()
-    for operand, across in zip(operands, ((-1, -2), (-2, -1)), strict=False):
+    for operand, which in zip(operands, _FIRST_AND_SECOND, strict=False):
         found = _origin(trace, operand)
         if found is not None and len(found[2]) > 1:
-            layout = _matrix(found[1], found[2], trace.values[operand.value].shape, *across)
+            layout = _matrix(found[1], found[2], trace.values[operand.value].shape, which)
             if layout is not None:
                 yield found[0], layout
 
@@ -53,12 +56,14 @@ def _kernel(shape: Sequence[int], transposed: bool, groups: int) -> Layout:
     """Of [out, in / groups, places…]; transposed, of [in, out / groups, places…]."""
     places = math.prod(shape[2:])
     if transposed:
-        return Layout(shape[0] // groups * places, shape[1] * places, 1, "conv")
-    return Layout(shape[1] * places, shape[0] // groups * places, 0, "conv")
+        return Layout(shape[0] // groups * places, shape[1] * places, 1, "conv", 1)
+    return Layout(shape[1] * places, shape[0] // groups * places, 0, "conv", 1)
 
 
-def _matrix(shape: Sequence[int], axes: Axes, operand: Sequence[int], inside: int, outside: int) -> Layout | None:
-    """Of a matrix whose axis `inside` is summed over; a parameter of one axis is none."""
+def _matrix(shape: Sequence[int], axes: Axes, operand: Sequence[int], which: Literal[0, 1]) -> Layout | None:
+    """Of a matrix; the product sums over the last axis of its first factor, the last but one of its second. A parameter
+    of one axis is none."""
+    inside, outside = (-1, -2) if which == 0 else (-2, -1)
     sums, makes = axes[inside], axes[outside]
     if not sums or not makes or sums & makes:
         return None
@@ -69,6 +74,7 @@ def _matrix(shape: Sequence[int], axes: Axes, operand: Sequence[int], inside: in
         math.prod(shape[a] for a in makes),
         max(makes, key=lambda a: (shape[a], -a)),
         "experts" if many else "linear",
+        which,
     )
 
 

@@ -56,6 +56,7 @@ def _site(flow: Flow, used: Use, held: Sequence[Place], shape: tuple[int, ...]) 
         fan_out=layout.fan_out,
         output_axis=layout.output_axis,
         kind=layout.kind,
+        operand=layout.operand,
         followed_by="none" if step is None else follower(flow, step),
         site=OpSite(path=call.path, op=node.op, ordinal=node.ordinal, execution=call.execution),
     )
@@ -100,6 +101,6 @@ def _used(flow: Flow) -> Iterator[Use]:
             maker, size = flow.trace.producer(node.inputs[0]), flow.shape(node.inputs[0])
             by_place = all(flow.levels.of[v] is not Level.SIGNAL for v in node.inputs)
             if maker.op == "parameter" and len(size) == 2 and by_place:
-                yield steps.get(node.id), node, maker.name, Layout(1, size[1], 1, "embedding")
+                yield steps.get(node.id), node, maker.name, Layout(1, size[1], 1, "embedding", 0)
         elif node.id in steps:
             yield from ((steps[node.id], node, name, layout) for name, layout in layouts(flow.trace, node))

@@ -78,7 +78,8 @@ def stream(alphas: list[float | None], kinds: list[str] | None = None) -> Any:
 
 def weighed(count: int, trained: bool | None, std: float) -> Any:
     """Square writers of width 8: a standard deviation of √(1/8) is Xavier's."""
-    site = {"roles": ("writer",), "shape": (8, 8), "fan_in": 8, "fan_out": 8, "output_axis": 0, "kind": "linear"}
+    site = {"roles": ("writer",), "shape": (8, 8), "fan_in": 8, "fan_out": 8, "output_axis": 0}
+    site |= {"kind": "linear", "operand": 1}
     sites = tuple(WeightSite(parameter=f"w{i}", site=b.branch("x").add, **site) for i in range(count))
     data = b.document(streams=(stream([2.0] * count),))
     init = b.init(trained=trained, **{f"w{i}": std for i in range(count)})
