@@ -198,34 +198,6 @@ def summaries(rows: Tensor) -> list[Summary]:
     return [Summary(median, p99, top, at) for (median, p99, top), at in zip(found, places, strict=True)]
 
 
-class Peak(NamedTuple):
-    """Largest |x|, the entry itself, its channel and the flat index of its token; NaN where any entry is."""
-
-    abs_max: float
-    value: float
-    channel: int
-    token: int
-
-
-def peak(x: Tensor, feature_axis: int = -1) -> Peak:
-    """The entry of largest magnitude.
-
-    Args:
-        x: any shape with at least one element, any real dtype.
-        feature_axis: the axis of the features; all others are counted as tokens, in their order.
-
-    Raises:
-        ValueError: if there is no element.
-    """
-    if x.numel() == 0:
-        raise ValueError(f"peak needs at least one element, found shape {tuple(x.shape)}")
-    rows = x.detach().movedim(feature_axis, -1)
-    flat = rows.abs().argmax()  # NaN counts as the largest
-    value = float(rows[torch.unravel_index(flat, rows.shape)])
-    token, channel = divmod(int(flat), rows.shape[-1])
-    return Peak(abs(value), value, channel, token)
-
-
 def relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """‖values − reference‖ / ‖reference‖ over all pairs (values, reference) together, L2, summed in float64.
 

@@ -7,6 +7,7 @@ stream.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,24 +61,19 @@ def format_of(dtype: str) -> Format | None:
     return FORMATS.get(short.get(name, name))
 
 
-def independent_growth(writes: int, write_rms: float = 1.0, entry_rms: float = 0.0) -> float:
-    """RMS of a stream after independent writes of equal size: √(entry² + writes · write²).
+def independent_growth(write_rms: Iterable[float], entry_rms: float = 0.0) -> float:
+    """RMS of a stream after independent writes: √(entry² + Σ write²), √L for L unit writes and no entry.
 
     Args:
-        writes: number of writes, at least 0.
-        write_rms: RMS of every write.
+        write_rms: RMS of each write.
         entry_rms: RMS of the stream before the first write.
 
     Returns:
-        RMS in the unit of the arguments.
-
-    Raises:
-        ValueError: if `writes` is negative.
+        RMS in the unit of the arguments; NaN where one is.
 
     Source: variances of independent summands add; for Pre-LN Xiong et al. 2020, lemma 2.
     """
-    _at_least(writes, 0, "writes")
-    return math.sqrt(entry_rms**2 + writes * write_rms**2)
+    return math.hypot(entry_rms, *write_rms)
 
 
 def residual_init_factor(layers: int, writes_per_layer: int = 2) -> float:
@@ -141,42 +137,6 @@ def deepnorm(
     }
 
 
-def post_norm_gradient_bound(layers: int, width: int) -> float:
-    """Order of the gradient of the last feed-forward matrix of a Post-LN Transformer at init: d · √(ln d).
-
-    It doesn't shrink with depth. Up to a constant, so only ratios of two such values mean something.
-
-    Args:
-        layers: L, at least 1.
-        width: d, at least 2.
-
-    Raises:
-        ValueError: if an argument is too small.
-
-    Source: Xiong et al. 2020, theorem 1.
-    """
-    _at_least(layers, 1, "layers")
-    _at_least(width, 2, "width")
-    return width * math.sqrt(math.log(width))
-
-
-def pre_norm_gradient_bound(layers: int, width: int) -> float:
-    """Order of the gradient of the last feed-forward matrix of a Pre-LN Transformer at init: d · √(ln d / L).
-
-    Up to a constant, so only ratios of two such values mean something.
-
-    Args:
-        layers: L, at least 1.
-        width: d, at least 2.
-
-    Raises:
-        ValueError: if an argument is too small.
-
-    Source: Xiong et al. 2020, theorem 1.
-    """
-    return post_norm_gradient_bound(layers, width) / math.sqrt(layers)
-
-
 def post_norm_skip_decay(layer: int, layers: int, norms_per_layer: int = 2, branch_rms: float = 1.0) -> float:
     """Gradient that reaches layer l of a Post-LN stack along the skips alone, relative to the last layer.
 
@@ -215,39 +175,6 @@ def gradient_slope(post_norm: bool, branch_rms: float = 1.0) -> float:
     Source: Xiong et al. 2020, sec. 3, and `post_norm_skip_decay` for Post-LN.
     """
     return math.log(1 / post_norm_skip_decay(1, 2, 1, branch_rms)) if post_norm else 0.0
-
-
-def pre_norm_state_bounds(layer: int, width: int) -> tuple[float, float]:
-    """Bounds on E‖x‖² of a token of a Pre-LN stream after layer l at init: (1 + l/2) d and (1 + 3l/2) d.
-
-    Args:
-        layer: l, at least 0.
-        width: d, at least 1.
-
-    Raises:
-        ValueError: if an argument is too small.
-
-    Source: Xiong et al. 2020, lemma 2 (ReLU feed-forward, Xavier init, unit input).
-    """
-    _at_least(layer, 0, "layer")
-    _at_least(width, 1, "width")
-    return (1 + layer / 2) * width, (1 + 3 * layer / 2) * width
-
-
-def logit_std(head_dim: int, scale: float | None = None) -> float:
-    """Standard deviation of scale · q·k for independent q and k with unit-variance entries: scale · √d.
-
-    Args:
-        head_dim: d, at least 1.
-        scale: the factor on q·kᵀ; None for 1/√d, which gives 1.
-
-    Raises:
-        ValueError: if `head_dim` is smaller than 1.
-
-    Source: Vaswani et al. 2017, sec. 3.2.1, footnote 4.
-    """
-    _at_least(head_dim, 1, "head_dim")
-    return math.sqrt(head_dim) * abs(scale) if scale is not None else 1.0
 
 
 def lecun_std(fan_in: int) -> float:

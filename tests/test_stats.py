@@ -79,18 +79,6 @@ def test_summary_and_its_argmax() -> None:
         stats.summary(torch.empty(0))
 
 
-@pytest.mark.parametrize("axis", [-1, 1])
-def test_peak_names_entry_channel_and_token(axis: int) -> None:
-    x = torch.randn(2, 5, 4).to(torch.bfloat16)
-    x.movedim(axis, -1)[1, 3, 2] = -64.0
-    width = x.movedim(axis, -1).shape[1]
-    assert stats.peak(x, axis) == (64.0, -64.0, 2, width + 3)
-    x[0, 0, 0] = NAN
-    assert math.isnan(stats.peak(x, axis).abs_max)
-    with pytest.raises(ValueError, match="at least one element, found shape"):
-        stats.peak(torch.empty(0, 3))
-
-
 @given(st.floats(-2, 2), st.floats(1e-3, 1e3), st.integers(4, 200))
 def test_growth_recovers_a_power_law(exponent: float, scale: float, writes: int) -> None:
     fit = stats.growth([scale * step**exponent for step in range(1, writes + 1)])

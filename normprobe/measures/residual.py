@@ -96,7 +96,7 @@ def _growth(writes: Sequence[Written | None]) -> dict[str, Any]:
         "entry_rms": entry,
         "entry_cosine": math.nan if writes[0] is None else writes[0].before,
         "growth": stats.growth(medians),
-        "independent_rms": math.hypot(entry, *sizes),
+        "independent_rms": theory.independent_growth(sizes, entry),
         "effective_depth": stats.participation([size**2 for size in sizes]),
     }
 

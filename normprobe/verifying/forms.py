@@ -13,14 +13,6 @@ def relu_second_moment(weight_variance: float, fan_in: int) -> float:
     return weight_variance * fan_in / 2
 
 
-def variance_growth(writes: int, write_variance: float) -> float:
-    """Variance of a stream of unit variance after independent writes: 1 + writes · write_variance.
-
-    Source: variances of independent summands add; for Pre-LN Xiong et al. 2020, lemma 2.
-    """
-    return 1 + writes * write_variance
-
-
 def rmsnorm_shift_change(shift: float) -> float:
     """‖rmsnorm(x + c) - rmsnorm(x)‖ / ‖rmsnorm(x)‖ for independent unit normals x and many features: √(2 - 2/√(1+c²)).
 

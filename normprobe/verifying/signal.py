@@ -66,7 +66,7 @@ def growth() -> Iterator[Verified]:
         stream = _stream(stack(_WRITES, _WIDE, std=factor * theory.lecun_std(_WIDE)), _WIDE)
         scaled = "" if factor == 1 else f", writers scaled by 1/√(2N), N = {_WRITES}"
         claim = f"variance of the stream after {_WRITES} writes over that of its entry{scaled}"
-        expected = forms.variance_growth(_WRITES, factor**2)
+        expected = theory.independent_growth([factor] * _WRITES, 1.0) ** 2
         source = "Xiong et al. 2020, lemma 2; Radford et al. 2019, sec. 2.3, with two writes counted a layer"
         measured = (stream.states[-1].std / stream.entry_rms) ** 2 if stream else math.nan
         note = f"growth exponent {stream.growth.exponent:.2f}" if stream else ""

@@ -140,7 +140,7 @@ def test_closed_forms() -> None:
     assert forms.batchnorm_gap(3, 2, 1.0, 1) == pytest.approx(0)
     assert forms.batchnorm_gap(3, 2, 0.1, 0) == pytest.approx(math.hypot(1, 3) / math.hypot(2, 3))
     assert forms.relu_second_moment(theory.kaiming_std(7) ** 2, 7) == pytest.approx(1)
-    assert forms.variance_growth(50, theory.residual_init_factor(50) ** 2) == pytest.approx(1.5)
+    assert theory.independent_growth([theory.residual_init_factor(50)] * 50, 1.0) ** 2 == pytest.approx(1.5)
 
 
 def result(measured: float) -> Verified:
