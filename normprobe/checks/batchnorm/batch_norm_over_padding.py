@@ -42,7 +42,7 @@ class BatchNormOverPadding(BatchNormCheck):
     Shen et al. 2020 (PowerNorm), sec. 3 (batch statistics of text vary far more than those of images).
     """
 
-    code, name, severity, since = "NP703", "batch-norm-over-padding", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP703", "batch-norm-over-padding", Severity.WARNING, "0.1.0"
     needs = SURE
 
     def judge(self, found: BatchNormMeasure, data: ReportData) -> Outcome:

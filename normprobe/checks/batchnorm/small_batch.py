@@ -45,7 +45,7 @@ class SmallBatch(BatchNormCheck):
     Renormalization), sec. 1.
     """
 
-    code, name, severity, since = "NP702", "small-batch", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP702", "small-batch", Severity.WARNING, "0.1.0"
     needs = SURE
 
     min_values: float = limit(

@@ -47,7 +47,7 @@ class StaleStatistics(BatchNormCheck):
     al. 2018 (Stochastic Weight Averaging), sec. 3.2 (statistics after the weights were changed).
     """
 
-    code, name, severity, since = "NP705", "stale-statistics", Severity.ERROR, "0.2.0"
+    code, name, severity, since = "NP705", "stale-statistics", Severity.ERROR, "0.1.0"
     needs = SURE
 
     max_divergence: float = limit(

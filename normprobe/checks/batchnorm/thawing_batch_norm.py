@@ -43,7 +43,7 @@ class ThawingBatchNorm(BatchNormCheck):
     whatever requires a gradient); Li et al. 2017 (AdaBN), sec. 3 (statistics moved on purpose).
     """
 
-    code, name, severity, since = "NP706", "thawing-batch-norm", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP706", "thawing-batch-norm", Severity.WARNING, "0.1.0"
     needs = SURE
 
     def judge(self, found: BatchNormMeasure, data: ReportData) -> Outcome:

@@ -45,7 +45,7 @@ class TrainEvalGap(BatchNormCheck):
     "Batch" in BatchNorm), sec. 3.
     """
 
-    code, name, severity, since = "NP701", "train-eval-gap", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP701", "train-eval-gap", Severity.WARNING, "0.1.0"
     needs = SURE
 
     max_gap: float = limit(

@@ -40,7 +40,7 @@ class UnsynchronisedBatchNorm(BatchNormCheck):
     Peng et al. 2018 (MegDet), sec. 3 (cross-GPU batch norm); Wu & He 2018 (Group Normalization), fig. 1.
     """
 
-    code, name, severity, since = "NP704", "unsynchronised-batch-norm", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP704", "unsynchronised-batch-norm", Severity.WARNING, "0.1.0"
     needs = SURE
 
     min_samples: float = limit(

@@ -42,7 +42,7 @@ class ExplodingGradient(Check):
     Bengio et al. 1994, sec. 3; Pascanu et al. 2013, sec. 2; Zhang, Dauphin & Ma 2019 (Fixup), sec. 2.
     """
 
-    code, name, severity, since = "NP503", "exploding-gradient", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP503", "exploding-gradient", Severity.WARNING, "0.1.0"
     needs = NEEDS
 
     max_ratio: float = limit(FAR, unit=Unit.RATIO, source=SOURCE)

@@ -46,7 +46,7 @@ class GradientImbalance(Check):
     2020 (Admin), sec. 3; Wang et al. 2022 (DeepNet), sec. 3.
     """
 
-    code, name, severity, since = "NP501", "gradient-imbalance", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP501", "gradient-imbalance", Severity.WARNING, "0.1.0"
     needs = NEEDS
 
     max_ratio: float = limit(

@@ -41,7 +41,7 @@ class VanishingGradient(Check):
     Hochreiter 1991; Bengio et al. 1994, sec. 3; Glorot & Bengio 2010, sec. 4; Xiong et al. 2020, sec. 3.
     """
 
-    code, name, severity, since = "NP502", "vanishing-gradient", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP502", "vanishing-gradient", Severity.WARNING, "0.1.0"
     needs = NEEDS
 
     min_ratio: float = limit(1e-3, unit=Unit.RATIO, source=SOURCE)

@@ -42,7 +42,7 @@ class BlockedGradient(DrawnCheck):
     branch alone is 0).
     """
 
-    code, name, severity, since = "NP606", "blocked-gradient", Severity.ERROR, "0.2.0"
+    code, name, severity, since = "NP606", "blocked-gradient", Severity.ERROR, "0.1.0"
     needs = NEEDS
     open_too = True
 

@@ -39,7 +39,7 @@ class ConstantWeight(DrawnCheck):
     Goodfellow, Bengio & Courville 2016 (Deep Learning), sec. 8.4 (initial parameters have to break symmetry).
     """
 
-    code, name, severity, since = "NP605", "constant-weight", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP605", "constant-weight", Severity.WARNING, "0.1.0"
     needs = NEEDS
     open_too = True
 

@@ -42,7 +42,7 @@ class LinearGainBeforeReLU(DrawnCheck):
     functions that are linear around 0).
     """
 
-    code, name, severity, since = "NP601", "linear-gain-before-relu", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP601", "linear-gain-before-relu", Severity.WARNING, "0.1.0"
     needs = NEEDS
 
     min_left: float = limit(

@@ -41,7 +41,7 @@ class RecipeNotApplied(DrawnCheck):
     Radford et al. 2019 (GPT-2), sec. 2.3, for the recipe that releases of transformers around 5.14 left out.
     """
 
-    code, name, severity, since = "NP603", "recipe-not-applied", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP603", "recipe-not-applied", Severity.WARNING, "0.1.0"
     needs = NEEDS | Needs.CONFIG
 
     max_ratio: float = limit(

@@ -42,7 +42,7 @@ class UnscaledWriters(DrawnCheck):
     Takase et al. 2023 (Spike No More), sec. 4.
     """
 
-    code, name, severity, since = "NP602", "unscaled-writers", Severity.NOTE, "0.2.0"
+    code, name, severity, since = "NP602", "unscaled-writers", Severity.NOTE, "0.1.0"
     needs = NEEDS
 
     min_writes: float = limit(

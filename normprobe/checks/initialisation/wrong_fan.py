@@ -42,7 +42,7 @@ class WrongFan(DrawnCheck):
     He et al. 2015, sec. 2.2 and 2.3; PyTorch documentation, `torch.nn.init` (fans are counted for [out, in]).
     """
 
-    code, name, severity, since = "NP604", "wrong-fan", Severity.WARNING, "0.2.0"
+    code, name, severity, since = "NP604", "wrong-fan", Severity.WARNING, "0.1.0"
     needs = NEEDS
 
     min_weights: float = limit(
