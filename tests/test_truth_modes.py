@@ -21,7 +21,7 @@ SCALES = r"\.streams\[0\]\.input_multiplier"
 VALUES = r".*\.branch_scale\.value"
 # What meta cannot say, by model: the places that differ, and why.
 WITHOUT_VALUES = {
-    "openai_gpt": r".*\.(scale|causal)",  # its logits are multiplied by a mask that a buffer holds
+    "openai_gpt": r".*\.(scale|causal|factor)",  # its logits are multiplied by a mask that a buffer holds
     "gpt_neo": r".*\.window",  # the same
     "falcon/7b_multiquery": r".*\.columns",  # keys and values are picked by an index without values
     **dict.fromkeys(("gemma", "gemma2", "gemma4_text", "gemma4_text/moe", "vaultgemma", "recurrent_gemma"), SCALES),
@@ -31,7 +31,7 @@ WITHOUT_VALUES = {
     "deepseek_v4": r".*\.branches\[\d+\]\.kind",  # the choice of its experts is not seen: "other" there
     "hf_segformer": r".*\.(parameters|readers|writers|weights).*",  # the same ones in another order
 }
-PRODUCTS = r"\.weights\[\d+\]\.site\.(op|ordinal)"  # a product may be another operation in another mode
+PRODUCTS = r"\.weights\[\d+\]\.(site\.(op|ordinal)|operand)"  # a product may be another operation in another mode
 UNREADABLE = {
     ("hf_encodec", "meta"): "its kernel sizes are held in buffers",
     ("xlstm", "bfloat16"): "its forward mixes dtypes",

@@ -11,6 +11,7 @@ from normprobe.records import ReportData
 from normprobe.report.formats import Format, content, rich_text
 from normprobe.report.report import Report
 from normprobe.report.terminal import TerminalReport
+from normprobe.report.wording import ascii_only
 
 
 def render(report: Report | ReportData, format: Format | str = Format.RICH, stream: TextIO | None = None) -> None:
@@ -48,8 +49,13 @@ def document(report: Report | ReportData, format: Format | str) -> str:
 
 
 def write_rich(renderable: RenderableType, stream: TextIO) -> None:
-    """Writes `renderable` with the colours and the width that `stream` has."""
-    stream.write(rich_text(renderable, Console(file=stream)))
+    """Writes `renderable` with the colours and the width that `stream` has, and only signs that it can hold."""
+    text = rich_text(renderable, Console(file=stream))
+    try:
+        text.encode(stream.encoding or "utf-8", stream.errors or "strict")
+    except UnicodeEncodeError:
+        text = ascii_only(text)
+    stream.write(text)
     stream.flush()
 
 
