@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from normprobe.measures import tokens
 from normprobe.measures.extra import Subject
 from normprobe.measures.finite import floats
 from normprobe.measures.padding import padding_masks
+from normprobe.measures.runs import blocks_of
 from normprobe.measures.stand_ins import differentiated, stand_ins
 from normprobe.measures.trunk import Trunk
 from normprobe.records import Branch, OpSite, Skipped, Stream
@@ -56,12 +57,19 @@ class State:
 
 @dataclass(frozen=True)
 class Step:
-    """From the state before one block to the state after it; `execution` counts the runs of a block, from 0."""
+    """From the state before one block to the state after it; `execution` counts the runs of a block, from 0. `until`
+    says where the step ends if that is farther than the block."""
 
     block: str
     execution: int
     start: State
     end: State
+    until: str | None = None
+
+    @property
+    def ends(self) -> str:
+        """The name of `end`."""
+        return self.until or f"after {self.block}"
 
 
 @dataclass(frozen=True)
@@ -187,25 +195,6 @@ class _Block:
     adds: tuple[_Add, ...]
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of a block, with its writes to one stream."""
-
-    name: str
-    execution: int
-    branches: tuple[Branch, ...]
-
-
-def blocks_of(stream: Stream) -> list[Run]:
-    """The runs of blocks of a stream in order; a block that is run again counts anew."""
-    found: list[Run] = []
-    runs: dict[str, int] = {}
-    for (name, _), group in groupby(stream.branches, key=lambda branch: (branch.block, branch.add.execution)):
-        found.append(Run(name, runs.get(name, 0), tuple(group)))
-        runs[name] = runs.get(name, 0) + 1
-    return found
-
-
 def _blocks(stream: Stream, padding: Sequence[Tensor]) -> list[_Block]:
     blocks: list[_Block] = []
     trunks = {b.feature_axis: Trunk(-1 if b.feature_axis is None else b.feature_axis, padding) for b in stream.branches}
@@ -259,31 +248,48 @@ class _Sources:
         return tracked
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """One run of a layer: what went in, and the places in autograd's graph of what it `made`."""
+
+    path: str
+    run: int
+    state: State
+    made: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}, run {self.run + 1}" if self.run else self.path
+
+
 class _Layers:
     """Keeps what goes into every layer, that is, every module without others inside that holds a matrix."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, int, State]] = []
+        self.seen: list[_Layer] = []
         self.runs: dict[str, int] = {}
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         matrices = any(p is not None and p.dim() > 1 for p in module._parameters.values())
-        if matrices and not list(module.children()):
-            x = next(iter(floats((args, kwargs))), None)
-            state = None if x is None or not x.requires_grad else State.of(x, Trunk(-1))
-            if state is not None:
-                self.seen.append((path, self.runs.get(path, 0), state))
-            self.runs[path] = self.runs.get(path, 0) + 1
-        return forward(*args, **kwargs)
+        if not matrices or list(module.children()):
+            return forward(*args, **kwargs)
+        x = next(iter(floats((args, kwargs))), None)
+        state = None if x is None else State.of(x, Trunk(-1))
+        output = forward(*args, **kwargs)
+        run = self.runs[path] = self.runs.get(path, -1) + 1
+        if state is not None:
+            made = tuple(get_gradient_edge(y)[:2] for y in floats(output) if y.requires_grad)
+            self.seen.append(_Layer(path, run, state, made))
+        return output
 
     def chain(self, target: Tensor) -> Chain:
         """The layers that follow from each other; from the input of one to the input of the next."""
-        end = State.of(target, Trunk(-1))
-        states = [*(state for _, _, state in self.seen), end]
+        ends = [(f"before {one.name}", one.state) for one in self.seen[1:]]
+        ends += [("output", end)] if (end := State.of(target, Trunk(-1))) is not None else []
         steps = [
-            Step(path, run, start, following)
-            for (path, run, start), following in zip(self.seen, states[1:], strict=True)
-            if following is not None and depends(following.edge, start.edge)
+            Step(layer.path, layer.run, layer.state, end, None if end.edge[:2] in layer.made else until)
+            for layer, (until, end) in zip(self.seen, ends, strict=False)
+            if depends(end.edge, layer.state.edge)
         ]
         return Chain(".", tuple(steps))
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from normprobe.measures.chains import Run, blocks_of
 from normprobe.measures.edits import Edit, InPlaceOfLast, Kept, Part, WithoutWrite
 from normprobe.measures.extra import Extra, Subject
+from normprobe.measures.runs import Run, blocks_of
 from normprobe.measures.trials import Change, Trials
 from normprobe.records import Basis, Branch, OpSite, Skipped, Stream
 from normprobe.records.depth import DepthMeasure, Effect, Readout, SkippedBranch

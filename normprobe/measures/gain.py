@@ -25,8 +25,9 @@ class Gain(Extra):
     RMS: √(mean of the squares over all features of the tokens that are no padding), in the signal's own unit, so
     that the mean of squares of a state multiplies from block to block. "in" and "out" are the states of the
     residual stream before the block's first add and after its last; in post-norm stacks a block therefore
-    begins with the norm that follows the add before it. Over L blocks the gains multiply to g^L with their
-    geometric mean g: away from 1 it grows or vanishes exponentially with depth.
+    begins with the norm that follows the add before it. Without a stream they are the inputs of one layer and
+    of the next, so that a norm or an activation between the two layers counts to the first. Over L blocks the
+    gains multiply to g^L with their geometric mean g: away from 1 it grows or vanishes exponentially with depth.
 
     Source: He et al. 2015, sec. 2.2, for the products of the forward and the backward gain over depth.
     """
@@ -64,6 +65,7 @@ def _chain(chain: Chain, value: Tensor) -> ChainGain:
         BlockGain(
             block=step.block,
             execution=step.execution,
+            until=step.until,
             rms_in=step.start.rms,
             rms_out=step.end.rms,
             gradient_in=sizes[step.start.edge],

@@ -114,8 +114,8 @@ def _square(x: Tensor, seen: Tensor | None) -> float:
 def _chain(chain: Chain, probes: _Probes) -> ChainJacobian:
     blocks = []
     for step in chain.steps:
-        square = probes.square((f"before {step.block}", f"after {step.block}"), step.start, step.end)
-        blocks.append(BlockJacobian(block=step.block, execution=step.execution, square=square))
+        square = probes.square((f"before {step.block}", step.ends), step.start, step.end)
+        blocks.append(BlockJacobian(block=step.block, execution=step.execution, until=step.until, square=square))
         probes.block()
     first, last = chain.steps[0], chain.steps[-1]
     dtype = str(first.start.dtype).removeprefix("torch.")
@@ -123,7 +123,7 @@ def _chain(chain: Chain, probes: _Probes) -> ChainJacobian:
         stream=chain.name,
         basis=Basis(unit="1", dtype=dtype, count=PROBES, exact=False),
         blocks=tuple(blocks),
-        whole=probes.square((f"before {first.block}", f"after {last.block}"), first.start, last.end),
+        whole=probes.square((f"before {first.block}", last.ends), first.start, last.end),
     )
 
 

@@ -10,6 +10,8 @@ class BlockGain(Record):
     """One run of a block; `execution` counts the runs of the same block, from 0.
 
     Attributes:
+        until: where the row ends if that is farther than `block`, which holds for layers that others follow with more
+            in between: "before" the next layer, or "output"; None where it ends with `block`.
         rms_in, rms_out: RMS of the state before and after it.
         gradient_in, gradient_out: RMS of the loss gradient at these two states.
         forward: rms_out / rms_in; None where rms_in is 0.
@@ -19,6 +21,7 @@ class BlockGain(Record):
 
     block: str
     execution: int
+    until: str | None = None
     rms_in: float
     rms_out: float
     gradient_in: float

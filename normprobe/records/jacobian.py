@@ -29,10 +29,11 @@ class MeanSquare(Record):
 
 
 class BlockJacobian(Record):
-    """One run of a block: from the state before it to the state after it."""
+    """One run of a block: from the state before it to the state after it; `until` as in `BlockGain`."""
 
     block: str
     execution: int
+    until: str | None = None
     square: MeanSquare
 
 

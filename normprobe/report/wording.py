@@ -73,6 +73,11 @@ def place(path: str) -> str:
     return "the model itself" if path == "." else path
 
 
+def stretch(path: str, until: str | None) -> str:
+    """A module and how far what is said of it reaches beyond it: `layers.0 … before layers.3`."""
+    return place(path) if until is None else f"{place(path)} … {until}"
+
+
 def span(values: Iterable[float]) -> str:
     """`0.6–0.707`, one number where all are the same."""
     known = list(values)

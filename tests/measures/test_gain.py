@@ -14,6 +14,7 @@ from normprobe import probe
 from normprobe.measures.extra import Subject
 from normprobe.measures.gain import Gain
 from normprobe.records.gain import GainMeasure
+from normprobe.report.tables import tables
 from tests.measures.models import ResNet, anatomy_of, bert, shaken
 from tests.models import MODELS, decoder, to_meta
 
@@ -70,11 +71,32 @@ def test_layers_of_a_model_without_a_stream_multiply_their_gains() -> None:
         nn.init.orthogonal_(layer.weight, gain=1.5)
     (chain,) = gain_of(nn.Sequential(*layers), torch.randn(6, 16)).streams
     assert [b.block for b in chain.blocks] == ["0", "1", "2", "3"]
+    assert [b.until for b in chain.blocks] == [None] * 4
     assert [b.forward for b in chain.blocks] == pytest.approx([1.5] * 4)
     assert [b.backward for b in chain.blocks] == pytest.approx([1.5] * 4)
     assert chain.forward is not None
     assert chain.forward.total == pytest.approx(1.5**4)
     assert chain.forward.per_block == pytest.approx(1.5)
+
+
+def test_a_row_says_where_it_ends_if_that_is_beyond_its_layer() -> None:
+    again = nn.Linear(8, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), again, nn.Tanh(), again, nn.GELU())
+    x = torch.randn(6, 8)
+    report = probe(model, x, measures=("gain", "jacobian"))
+    assert report.measurements.gain is not None
+    assert report.measurements.jacobian is not None
+    (chain,), (other,) = report.measurements.gain.streams, report.measurements.jacobian.streams
+    ends = [("0", 0, "before 2"), ("2", 0, None), ("3", 0, "before 3, run 2"), ("3", 1, "output")]
+    assert [(b.block, b.execution, b.until) for b in chain.blocks] == ends
+    assert [(b.block, b.execution, b.until) for b in other.blocks] == ends
+    assert [b.square.end for b in other.blocks] == ["before 2", "after 2", "before 3, run 2", "output"]
+    assert (other.whole.start, other.whole.end) == ("before 0", "output")
+    states = [x, model[:2](x), model[:3](x), model[:5](x), model(x)]
+    assert [b.rms_out for b in chain.blocks] == pytest.approx(sizes(states)[1:], rel=1e-5)
+    for title in ("Gain of the model itself", "Jacobians"):
+        (table,) = [table for table in tables(report.data) if table.title == title]
+        assert [row[0] for row in table.rows][-4:] == ["0 … before 2", "2", "3 … before 3, run 2", "3 … output"]
 
 
 def test_padding_is_left_out() -> None:

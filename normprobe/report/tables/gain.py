@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from normprobe.records import Measurements
 from normprobe.records.gain import ChainGain
 from normprobe.report.tables.table import Table
-from normprobe.report.wording import number, place, plural
+from normprobe.report.wording import number, place, plural, stretch
 
 
 def make(measured: Measurements) -> Iterator[Table]:
@@ -15,7 +15,7 @@ def make(measured: Measurements) -> Iterator[Table]:
     for chain in () if measured.gain is None else measured.gain.streams:
         rows = [
             (
-                place(one.block),
+                stretch(one.block, one.until),
                 _number(one.forward),
                 _number(one.backward),
                 number(one.rms_out),

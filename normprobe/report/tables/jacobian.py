@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from normprobe.records import Measurements
 from normprobe.records.jacobian import MeanSquare
 from normprobe.report.tables.table import Table
-from normprobe.report.wording import number, place
+from normprobe.report.wording import number, place, stretch
 
 
 def make(measured: Measurements) -> Iterator[Table]:
@@ -20,7 +20,7 @@ def make(measured: Measurements) -> Iterator[Table]:
         steps = "layers" if chain.stream == "." else "blocks"
         if len(chain.blocks) > 1:
             rows.append(_row(f"{place(chain.stream)}, all {steps}", chain.whole))
-        rows += [_row(place(one.block), one.square) for one in chain.blocks]
+        rows += [_row(stretch(one.block, one.until), one.square) for one in chain.blocks]
     caption = f"mean squared singular value, 1 keeps lengths; {found.probes} random probes, without padding"
     yield Table("Jacobians", caption, ("from input to output of", "mean σ²", "± standard error"), tuple(rows))
 

@@ -1,0 +1,27 @@
+"""The runs of blocks that a stream consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from normprobe.records import Branch, Stream
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a block, with its writes to one stream."""
+
+    name: str
+    execution: int
+    branches: tuple[Branch, ...]
+
+
+def blocks_of(stream: Stream) -> list[Run]:
+    """The runs of blocks of a stream in order; a block that is run again counts anew."""
+    found: list[Run] = []
+    runs: dict[str, int] = {}
+    for (name, _), group in groupby(stream.branches, key=lambda branch: (branch.block, branch.add.execution)):
+        found.append(Run(name, runs.get(name, 0), tuple(group)))
+        runs[name] = runs.get(name, 0) + 1
+    return found
