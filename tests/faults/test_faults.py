@@ -1,0 +1,27 @@
+"""Every fault operator raises its own code in small models, and that code is the first of its severity."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.faults.architectures import subjects
+from tests.faults.fault import Fault
+from tests.faults.operators import ALL
+from tests.faults.running import Outcome, judged
+
+SUBJECTS = subjects()
+
+
+@cache
+def outcomes(fault: Fault) -> tuple[Outcome, ...]:
+    """What became of it in every small model that has a place for it."""
+    return tuple(outcome for subject in SUBJECTS if (outcome := judged(subject, fault)) is not None)
+
+
+@pytest.mark.parametrize("fault", ALL, ids=lambda fault: f"{fault.code}-{fault.name.replace(' ', '-')}")
+def test_a_fault_raises_its_own_code_first(fault: Fault) -> None:
+    found = outcomes(fault)
+    assert found, "no small model has a place for this fault"
+    assert [str(one) for one in found if one.said != "found"] == []
