@@ -5,8 +5,8 @@
 
 SmolLM2-135M in float32, batch 1, no cache on either side, two threads. Each row runs in a fresh interpreter that holds
 two copies of the model, one bare and one watched: their forwards take turns, the ratio is the median over the pairs,
-and the extra memory is the peak of a watched forward over that of a bare one. Numbers that a peer tells too are
-compared with normprobe's, over all rows; a difference ends the run.
+and the extra memory is the peak of a watched forward over that of a bare one, the median of three pairs. Numbers that
+a peer tells too are compared with normprobe's, over all rows; a difference ends the run.
 
 Peers that are not installed are left out. They are no dependencies of the project:
 `pip install --no-deps transformer-lens==4.3.0 nnsight`, and of what these two need einops, jaxtyping, wadler-lindig,
@@ -18,8 +18,11 @@ docs/performance.md. Exit code 1 where a limit is missed.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -36,6 +39,7 @@ from benchmarks.quiet import Ratio, quiet_turns
 from benchmarks.smollm import THREADS, environment, load, token_ids
 
 MOST_RATIO, MOST_EXTRA = 1.10, {512: 30.0, 1536: 60.0}  # of residual streams and attention; MB
+PEAKS = 3  # pairs of a bare and a watched forward whose peaks are compared
 AGREED_TOKENS = 256
 ROUNDING = 1e-6  # of shares and entropies, which lie in [0, 1]; relative tolerances come on top
 
@@ -62,16 +66,20 @@ def measure(watcher: Watcher, tokens: int, repeats: int) -> Cell:
         model(input_ids=ids, use_cache=False)
 
     with torch.no_grad():
-        bare()
-        plain = peak(bare)
         watched = watcher.attach(watched_model, ids)
-        watched()
-        extra = peak(watched) - plain
+        bare(), watched()  # both are warm
+        extra = statistics.median(-peak(bare) + peak(watched) for _ in range(PEAKS))
         return Cell(Ratio.of(quiet_turns(bare, watched, repeats)), extra)
 
 
 def peak(run: Callable[[], Any]) -> float:
-    """Peak resident memory in MB while `run` runs; the kernel's mark is set back first (Linux)."""
+    """Peak resident memory in MB while `run` runs (Linux with glibc).
+
+    What the heap holds from earlier is handed back first, else `run` would use it for nothing; then the kernel's mark
+    is set back.
+    """
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     run()
     lines = Path("/proc/self/status").read_text().splitlines()
