@@ -62,7 +62,7 @@ def probe(
             model's config says enough (the report then says what was taken).
         level: "structure" for the Anatomy alone; "forward" for one measured pass too; "backward" for one more pass
             with gradients.
-        measures: further measures by name (`normprobe.records.extras` lists them with the passes that each takes), or
+        measures: further measures by name (`normprobe explain measures` lists them with the passes that each takes), or
             "all"; they need level "forward" or "backward".
         tokenizer: called as `tokenizer(text, return_tensors="pt")` for inputs given as a text.
         loss: `loss(output, inputs)` gives the scalar whose gradients are taken at level "backward".

@@ -92,12 +92,13 @@ def rules(checks: Iterable[Check] = ALL) -> list[dict[str, Any]]:
     ]
 
 
-def find(code_or_name: str | int, checks: Iterable[Check] = ALL) -> Check:
+def find(code_or_name: str | int, checks: Iterable[Check] = ALL, also: Iterable[str] = ()) -> Check:
     """The check called "NP201", "201" or "missing-final-norm", in any case.
 
     Args:
         code_or_name: code with or without NP, or the name.
         checks: the checks to look through.
+        also: other words that may have been meant, where it names no check.
 
     Raises:
         SettingError: if there is no such check; the message offers close ones.
@@ -108,7 +109,7 @@ def find(code_or_name: str | int, checks: Iterable[Check] = ALL) -> Check:
         if asked in (check.code.lower(), check.name):
             return check
     expected = "a code such as NP201 or a name such as missing-final-norm"
-    raise SettingError(f"there is no check called {str(code_or_name)!r}", expected=expected, hint=_near(asked, checks))
+    raise SettingError(f"there is no check called {str(code_or_name)!r}", expected=expected, hint=_near(asked, checks, also))
 
 
 def matching(word: str, checks: Iterable[Check] = ALL) -> tuple[Check, ...]:
@@ -135,11 +136,14 @@ def _key(word: str | int) -> str:
     return f"np{asked}" if asked.isdigit() else asked
 
 
-def _near(asked: str, checks: Iterable[Check]) -> str:
-    """What to try in place of `asked`."""
-    known = {key: check for check in checks for key in (check.code.lower(), check.name)}
-    close = [known[key] for key in difflib.get_close_matches(asked, known, n=5, cutoff=0.5)]
-    names = list(dict.fromkeys(f"{check.code} {check.name}" for check in close))
+def _near(asked: str, checks: Iterable[Check], also: Iterable[str] = ()) -> str:
+    """What to try in place of `asked`: checks whose code, name or a word of it is like it, and words of `also`."""
+    known: dict[str, list[str]] = {word: [word] for word in also}
+    for check in checks:
+        for key in dict.fromkeys((check.code.lower(), check.name, *check.name.split("-"))):
+            known.setdefault(key, []).append(f"{check.code} {check.name}")
+    close = difflib.get_close_matches(asked, known, n=5, cutoff=0.6)
+    names = list(dict.fromkeys(name for key in close for name in known[key]))
     return ("did you mean " + " or ".join(names[:3]) + "?") if names else "normprobe rules"
 
 

@@ -8,7 +8,8 @@ import typer
 
 from normprobe.cli.audit import audit, demo
 from normprobe.cli.diff import diff
-from normprobe.cli.rules import explain, rules
+from normprobe.cli.explain import explain
+from normprobe.cli.rules import rules
 from normprobe.cli.sweep import sweep
 from normprobe.cli.verify import verify
 from normprobe.version import __version__

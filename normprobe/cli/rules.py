@@ -1,4 +1,4 @@
-"""`normprobe rules` and `normprobe explain`: what the checks look for, and what the measures cost, without torch."""
+"""`normprobe rules`: what the checks look for, without torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -15,17 +13,7 @@ from normprobe.cli import options as opt
 from normprobe.cli.outcome import outcome
 from normprobe.cli.output import put, show
 from normprobe.records import Severity
-from normprobe.records.extras import ABOUT, EXTRA_NAMES
 from normprobe.report.terminal import STYLES
-
-_MEASURES = "measures"
-_LEVELS = Text(
-    "An audit runs the model twice: one forward that is recorded, one that is measured; two forwards more where the "
-    "output or a stream is not finite. --level structure: the first alone. --backward: one forward and one backward "
-    "more, twice that where a gradient is not finite. --exact: no pass more. --measures: what follows, beyond these; "
-    "--deep: all of it.\n"
-)
-
 
 def rules(
     format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the list.")] = opt.TableChoice.RICH,
@@ -42,25 +30,6 @@ def rules(
             show(_table(known))
 
 
-def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="NP201, 201, or missing-final-norm; or measures.")],
-    debug: opt.Debug = False,
-) -> None:
-    """Say what a check measures, why it matters, what to do, and when to ignore it.
-
-    For "measures": what each further measure tells, and how many passes over the model it takes.
-    """
-    with outcome(debug=debug):
-        if code.strip().lower() == _MEASURES:
-            show(Group(_LEVELS, _measures()))
-            return
-        from normprobe import checks
-        from normprobe.checks.pages import page_place
-
-        check = checks.find(code)
-        show(Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim")))
-
-
 def _table(known: list[dict[str, object]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for title in ("code", "severity", "name"):
@@ -74,14 +43,4 @@ def _table(known: list[dict[str, object]]) -> Table:
             Text(str(rule["name"]), style="bold"),
             Text(str(rule["summary"])),
         )
-    return table
-
-
-def _measures() -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    table.add_column("measure", no_wrap=True)
-    table.add_column("what it tells")
-    table.add_column("passes")
-    for name in EXTRA_NAMES:
-        table.add_row(Text(name, style="bold"), ABOUT[name].tells, ABOUT[name].passes)
     return table

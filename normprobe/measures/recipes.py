@@ -157,7 +157,7 @@ RECIPES = (
     ),
     Recipe("mup_head", "1 / fan_in", "Yang et al. 2022, table 3", lambda w: 1 / w.fan_in if w.has("head") else None),
 )
-_ORTHOGONAL = (
+ORTHOGONAL = (
     Recipe("orthogonal", "orthogonal rows or columns, gain 1", "Saxe et al. 2014", lambda w: w.longest**-0.5),
     Recipe("orthogonal_relu", "the same, gain √2", "Saxe et al. 2014", lambda w: (2 / w.longest) ** 0.5),
 )
@@ -174,7 +174,7 @@ def recipes(weights: tuple[Drawn, ...], interval: tuple[float, float], cut: floa
     distribution = weights[0].distribution
     if distribution in ("zero", "constant", "unknown"):
         return ("zero",) if distribution == "zero" else ()
-    known = _ORTHOGONAL if distribution == "orthogonal" else RECIPES
+    known = ORTHOGONAL if distribution == "orthogonal" else RECIPES
     factors = (1.0,) if cut is None else (1.0, truncated_std(cut))
     found = (r.name for r in known if any(_within(std * f, interval) for std in _stds(r, weights) for f in factors))
     return tuple(dict.fromkeys(found))

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from normprobe import checks
 from normprobe.cli.commands import app
+from normprobe.measures.recipes import ORTHOGONAL, RECIPES
 from normprobe.records.extras import EXTRA_NAMES
 from normprobe.version import __version__
 
@@ -46,6 +47,35 @@ def test_explain_measures_tells_the_passes_of_each() -> None:
         assert f"\n{name} " in result.stdout
     assert "5 forwards, 5 backwards" in words
     assert "`normprobe explain measures`" in " ".join(run("audit", "--help").stdout.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", EXTRA_NAMES)
+def test_explain_tells_of_one_measure(name: str) -> None:
+    result = run("explain", name)
+    words = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert f"\n{name} " in result.stdout
+    assert f"--measures {name}" in words
+    assert not any(f"\n{other} " in result.stdout for other in EXTRA_NAMES if other != name)
+
+
+def test_explain_recipes_tells_formula_and_source_of_each_that_a_report_may_name() -> None:
+    result = run("explain", "recipes")
+    assert result.exit_code == 0
+    for recipe in (*RECIPES, *ORTHOGONAL):
+        assert f"\n{recipe.name} " in result.stdout
+    assert "0.02 / √N" in result.stdout
+    assert "Radford et al. 2019, sec. 2.3" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("growht", "NP301 growth-above-sqrt"), ("jacobain", "jacobian"), ("recipe", "recipes"), ("measure", "measures")],
+)
+def test_a_slip_is_answered_with_what_may_be_meant(word: str, meant: str) -> None:
+    result = run("explain", word)
+    assert result.exit_code == 2
+    assert meant in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("word", ["NP999", "missing-final-nrm", "", "[bold]"])

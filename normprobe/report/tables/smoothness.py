@@ -23,6 +23,7 @@ def make(measured: Measurements) -> Iterator[Table]:
         )
         for step in found.steps
     )
-    caption = f"the gradient changes by at most {number(found.lipschitz)} times the way; loss {number(found.value)}"
+    constant = f"Lipschitz constant of the gradient along the step {number(found.lipschitz)}"
+    caption = f"{constant}, the largest change / way; loss {number(found.value)}"
     columns = ("step against the gradient", "change / way", "cosine", "loss there")
     yield Table("Smoothness", caption, columns, rows)

@@ -1,0 +1,89 @@
+"""`normprobe explain`: the page of a check, what the measures cost, the recipes of initialisation; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from normprobe.cli import options as opt
+from normprobe.cli.outcome import outcome
+from normprobe.cli.output import show
+from normprobe.records.extras import ABOUT, EXTRA_NAMES
+
+_MEASURES, _RECIPES = "measures", "recipes"
+_LEVELS = Text(
+    "An audit runs the model twice: one forward that is recorded, one that is measured; two forwards more where the "
+    "output or a stream is not finite. --level structure: the first alone. --backward: one forward and one backward "
+    "more, twice that where a gradient is not finite. --exact: no pass more. --measures: what follows, beyond these; "
+    "--deep: all of it.\n"
+)
+_STDS = Text(
+    "The table of the initialisation names, for each group of weights, the recipes whose standard deviation theirs "
+    "fits. d is the width of the stream, N the number of writes to it, L its blocks, l the number of a block from 1, "
+    "m the weights on the way through a branch, β that of DeepNorm.\n"
+)
+
+
+def explain(
+    topic: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPIC", help="A check (NP201, 201, missing-final-norm), measures, one of these, or recipes."
+        ),
+    ],
+    debug: opt.Debug = False,
+) -> None:
+    """Say what a check measures, why it matters, what to do, and when to ignore it.
+
+    For "measures" or one of them: what each further measure tells, and how many passes over the model it takes. For
+    "recipes": the initialisations that the report names, with their formulas and sources.
+    """
+    with outcome(debug=debug):
+        show(_page(topic))
+
+
+def _page(topic: str) -> RenderableType:
+    word = topic.strip().lower()
+    if word == _MEASURES:
+        return Group(_LEVELS, _measures(EXTRA_NAMES))
+    if word == _RECIPES:
+        return Group(_STDS, _recipes())
+    if word in ABOUT:
+        asked = Text(f"\nAsk for it with --measures {word}; normprobe explain {_MEASURES} lists all.", style="dim")
+        return Group(_measures([word]), asked)
+    from normprobe import checks
+    from normprobe.checks.pages import page_place
+
+    check = checks.find(topic, also=(_MEASURES, _RECIPES, *EXTRA_NAMES))
+    return Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim"))
+
+
+def _measures(names: Iterable[str]) -> Table:
+    table = _columns("measure", "what it tells", "passes")
+    for name, about in ABOUT.items():
+        if name in names:
+            table.add_row(Text(name, style="bold"), about.tells, about.passes)
+    return table
+
+
+def _recipes() -> Table:
+    from normprobe.measures.recipes import ORTHOGONAL, RECIPES
+
+    table = _columns("recipe", "standard deviation", "source")
+    for recipe in (*RECIPES, *ORTHOGONAL):
+        table.add_row(Text(recipe.name, style="bold"), recipe.formula, recipe.source)
+    return table
+
+
+def _columns(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column(first, no_wrap=True)
+    for title in others:
+        table.add_column(title)
+    return table
