@@ -109,7 +109,9 @@ def find(code_or_name: str | int, checks: Iterable[Check] = ALL, also: Iterable[
         if asked in (check.code.lower(), check.name):
             return check
     expected = "a code such as NP201 or a name such as missing-final-norm"
-    raise SettingError(f"there is no check called {str(code_or_name)!r}", expected=expected, hint=_near(asked, checks, also))
+    raise SettingError(
+        f"there is no check called {str(code_or_name)!r}", expected=expected, hint=_near(asked, checks, also)
+    )
 
 
 def matching(word: str, checks: Iterable[Check] = ALL) -> tuple[Check, ...]:

@@ -15,6 +15,7 @@ from normprobe.cli.output import put, show
 from normprobe.records import Severity
 from normprobe.report.terminal import STYLES
 
+
 def rules(
     format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the list.")] = opt.TableChoice.RICH,
     debug: opt.Debug = False,

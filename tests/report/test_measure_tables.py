@@ -41,7 +41,7 @@ def test_jacobian(plain: nn.Module) -> None:
 
 def test_smoothness(plain: nn.Module) -> None:
     text = text_of(plain, "smoothness")
-    assert "the gradient changes by at most" in text
+    assert "Lipschitz constant of the gradient along the step" in text
     assert "| `0.0001 of ‖weights‖` |" in text
 
 

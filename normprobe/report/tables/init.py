@@ -25,7 +25,8 @@ def _caption(init: Initialisation) -> str:
     if init.trained is not False:
         said = "the weights look trained" if init.trained else "whether the weights were trained could not be told"
         return "; ".join([said, *init.evidence])
-    said = "weights as they were drawn, medians of each role; recipes that fit nearly every weight of it (normprobe explain recipes)"
+    said = "weights as they were drawn, medians of each role"
+    said += "; recipes that fit nearly every weight of it (normprobe explain recipes)"
     moment = "E[f²]: second moment behind the function that follows"
     return "; ".join(
         [said, moment, *([f"{' + '.join(map(str, init.writes))} writing branches"] if init.writes else [])]
