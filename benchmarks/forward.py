@@ -67,7 +67,8 @@ def measure(watcher: Watcher, tokens: int, repeats: int) -> Cell:
 
     with torch.no_grad():
         watched = watcher.attach(watched_model, ids)
-        bare(), watched()  # both are warm
+        for run in (bare, watched):  # both are warm from here on
+            run()
         extra = statistics.median(-peak(bare) + peak(watched) for _ in range(PEAKS))
         return Cell(Ratio.of(quiet_turns(bare, watched, repeats)), extra)
 
