@@ -152,10 +152,13 @@ class _Work:
         kind = find(name)
         if kind is None:
             self.reasons[name] = f"its mend {name} does not exist yet"
-        elif kind.effect.rank > self.allowed.rank:
-            self.reasons[name] = f"{name} is {kind.effect.value} ({kind.effect.meaning}); allowed: {self.allowed.value}"
+            return
+        rewrite = kind()
+        effect = rewrite.effect
+        if effect.rank > self.allowed.rank:
+            self.reasons[name] = f"{name} is {effect.value} ({effect.meaning}); allowed: {self.allowed.value}"
         else:
-            self._try(kind())
+            self._try(rewrite)
 
     def _try(self, rewrite: Rewrite) -> None:
         made = make_plan(self.model, [rewrite], self.inputs)

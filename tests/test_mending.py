@@ -84,7 +84,7 @@ def test_the_model_is_probed_again_as_the_report_was_made(
 class Harmful(UpcastNorms):
     """Upcasts the norms, and moves their eps out of the root."""
 
-    effect: ClassVar[Effect] = Effect.BREAKING
+    effect = Effect.BREAKING
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         super().change(model, site, undo)

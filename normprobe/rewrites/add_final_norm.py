@@ -87,7 +87,6 @@ class AddFinalNorm(Rewrite):
     """
 
     name: ClassVar[str] = "AddFinalNorm"
-    effect: ClassVar[Effect] = Effect.BREAKING
     kind: Literal["same", "layernorm", "rmsnorm"] = "same"
     eps: float | None = None
 
@@ -98,6 +97,11 @@ class AddFinalNorm(Rewrite):
             )
         if self.eps is not None and not 0 < self.eps < 1:
             raise RewriteError("AddFinalNorm cannot be made", expected="0 < eps < 1", found=repr(self.eps))
+
+    @property
+    def effect(self) -> Effect:
+        """Breaking."""
+        return Effect.BREAKING
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -49,6 +49,7 @@ class Survey:
     """A model together with what one recorded forward says of it."""
 
     model: nn.Module
+    inputs: Inputs
     trace: Trace
     anatomy: Anatomy
 
@@ -59,7 +60,7 @@ class Survey:
         Errors of the model's own forward pass through.
         """
         trace = record(model, inputs)
-        return cls(model, trace, read(model, trace).anatomy)
+        return cls(model, inputs, trace, read(model, trace).anatomy)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Site:
         change: what happens there, in a few words.
         touched: full names of parameters whose values change; they keep their identity.
         added: full names of parameters that are added.
+        forward: whether the module's forward changes; else its parameters alone do.
         undo_bytes: memory that undo holds for this site.
         detail: what the handler of this rewrite needs besides.
     """
@@ -79,8 +81,14 @@ class Site:
     change: str
     touched: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    forward: bool = True
     undo_bytes: int = 0
     detail: Any = None
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """What no other rewrite of the same plan may change: the forward of the module, and the parameters."""
+        return (*(("forward of " + self.path,) if self.forward else ()), *self.touched, *self.added)
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,16 @@ class Rewrite(ABC):
 
     Attributes:
         name: name of the class, as findings give it in `fix`.
-        effect: what it does to the function that the model computes.
         expect: how many sites the caller counts on; any other number is an error. None: one or more.
     """
 
     name: ClassVar[str]
-    effect: ClassVar[Effect]
     expect: int | None = field(default=None, kw_only=True)
+
+    @property
+    @abstractmethod
+    def effect(self) -> Effect:
+        """What it does to the function that the model computes, with its settings as they are."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -129,6 +140,12 @@ class Rewrite(ABC):
 
         Raises:
             RewriteError: the site is no longer as it was planned.
+        """
+
+    def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
+        """Fit what was added to the model as it was, after every site has changed; nothing to fit by default.
+
+        Only parameters that the sites added, or touched and `change` has put on `undo`, may move.
         """
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Literal, final
@@ -26,23 +25,27 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
         inputs: a tensor, a tuple or a mapping; the proof stands on them too.
 
     Raises:
-        RewriteError: no rewrite was given, or two of them would change the same module.
+        RewriteError: no rewrite was given, or two of them would change the same forward or parameter.
     """
     if not rewrites:
         raise RewriteError("nothing to plan: no rewrite was given", hint="pass [normprobe.UpcastNorms()], say")
     survey = Survey.of(model, inputs)
     steps = [(rewrite, rewrite.sites(survey)) for rewrite in rewrites]
-    owners = Counter(site.path for _, found in steps for site in found.sites)
-    twice = [path for path, count in owners.items() if count > 1]
-    if twice:
-        names = ", ".join(rewrite.name for rewrite, found in steps if any(s.path == twice[0] for s in found.sites))
-        raise RewriteError(
-            f"two rewrites of one plan would change {twice[0]}",
-            expected="each module changed once",
-            found=names,
-            hint="apply one plan, then make the other",
-        )
+    _check_conflicts(steps)
     return Plan(model, inputs, steps)
+
+
+def _check_conflicts(steps: Sequence[tuple[Rewrite, Sites]]) -> None:
+    owners: dict[str, Rewrite] = {}
+    for rewrite, found in steps:
+        for claim in (claim for site in found.sites for claim in site.claims):
+            if (owner := owners.setdefault(claim, rewrite)) is not rewrite:
+                raise RewriteError(
+                    f"two rewrites of one plan would change {claim}",
+                    expected="each forward and each parameter changed by one rewrite",
+                    found=f"{owner.name}, {rewrite.name}",
+                    hint="apply one plan, then make the other",
+                )
 
 
 def check_rewrites(rewrites: object) -> tuple[Rewrite, ...]:
@@ -103,6 +106,8 @@ class Plan:
         baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect)
         with ExitStack() as undo:
             self._change(undo)
+            for rewrite, found in self.steps:
+                rewrite.fit(self._model, found.sites, self._inputs)
             self._confirm()
             self.proof = baseline.compare(self._model, self._inputs) if baseline else None
             if self.proof is not None and self.proof.holds is False:

@@ -83,7 +83,11 @@ class UpcastNorms(Rewrite):
     """
 
     name: ClassVar[str] = "UpcastNorms"
-    effect: ClassVar[Effect] = Effect.EXACT
+
+    @property
+    def effect(self) -> Effect:
+        """Exact."""
+        return Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -90,7 +90,7 @@ class Scaled(Rewrite):
     """Says it is exact, and multiplies the parameters of `paths` by `factor` in place."""
 
     name: ClassVar[str] = "Scaled"
-    effect: ClassVar[Effect] = Effect.EXACT
+    effect = Effect.EXACT
     factor: float = 1.0
     paths: tuple[str, ...] = ()
     fail_at: str = ""

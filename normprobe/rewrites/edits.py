@@ -1,0 +1,53 @@
+"""Give parameters other values in place, so that they keep their identity, and what it takes to have the old ones back."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.errors import RewriteError
+
+
+def set_values(parameter: Tensor, values: Tensor, undo: ExitStack) -> None:
+    """Write `values` into `parameter`, in its own dtype and on its device; `undo` writes the old ones back, bit for bit.
+
+    Tied parameters are one tensor: writing it once is enough.
+
+    Raises:
+        RewriteError: the shapes differ, or a value that was finite is not finite in the parameter's dtype.
+    """
+    if parameter.shape != values.shape:
+        raise RewriteError(
+            "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
+        )
+    cast = values.detach().to(device=parameter.device, dtype=parameter.dtype)
+    if bool((values.isfinite().to(cast.device) & ~cast.isfinite()).any()):
+        raise RewriteError(
+            f"cannot write a parameter in {str(parameter.dtype)[6:]}",
+            expected=f"|values| up to {torch.finfo(parameter.dtype).max:.3g}",
+            found=f"{float(values.abs().amax()):.3g}",
+            hint="convert the model to a wider dtype first",
+        )
+    old = parameter.detach().clone()
+    undo.callback(_write, parameter, old)
+    _write(parameter, cast)
+
+
+@torch.no_grad()
+def _write(parameter: Tensor, values: Tensor) -> None:
+    parameter.copy_(values)
+
+
+def bytes_of(model: nn.Module, names: tuple[str, ...]) -> int:
+    """Memory that undo holds for these parameters, tied ones counted once."""
+    held = {id(p): p for p in (model.get_parameter(name) for name in names)}
+    return sum(p.numel() * p.element_size() for p in held.values())
+
+
+def chosen(path: str, only: str | tuple[str, ...] | None) -> bool:
+    """Whether `path` is meant by `only`: one pattern or several, with * and ? as in file names; None means every one."""
+    patterns = (only,) if isinstance(only, str) else only
+    return patterns is None or any(fnmatchcase(path, pattern) for pattern in patterns)

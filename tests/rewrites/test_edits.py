@@ -1,0 +1,49 @@
+"""Values written in place, and taken back bit for bit."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import nn
+
+from normprobe.errors import RewriteError
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_values_are_written_in_place_and_taken_back_bit_for_bit(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.randn(3, 4).to(dtype))
+    weight.data[0, 0] = float("nan")
+    before, place = weight.detach().clone(), weight.data_ptr()
+    with ExitStack() as undo:
+        set_values(weight, torch.full((3, 4), 0.5, dtype=torch.float64), undo)
+        assert weight.data_ptr() == place
+        assert weight.dtype is dtype
+        assert weight.requires_grad
+        assert bool((weight == 0.5).all())
+    assert torch.equal(weight.detach().view(torch.uint8), before.view(torch.uint8))
+
+
+def test_other_shapes_and_values_that_overflow_are_refused_and_nothing_is_written() -> None:
+    weight = nn.Parameter(torch.ones(2, 2, dtype=torch.float16))
+    with ExitStack() as undo, pytest.raises(RewriteError, match=r"shape \(2, 2\)"):
+        set_values(weight, torch.ones(4), undo)
+    with ExitStack() as undo, pytest.raises(RewriteError, match="up to 6.55e[+]04"):
+        set_values(weight, torch.full((2, 2), 1e6), undo)
+    assert bool((weight == 1).all())
+
+
+def test_tied_parameters_are_held_once() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    assert bytes_of(model, ("0.weight", "1.weight")) == 5 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("only", "meant"),
+    [(None, True), ("h.*.mlp", True), ("h.1.mlp", False), (("h.9.mlp", "h.0.*"), True), ("H.*", False), ((), False)],
+)
+def test_a_pattern_chooses_paths(only: str | tuple[str, ...] | None, meant: bool) -> None:
+    assert chosen("h.0.mlp", only) is meant
