@@ -147,6 +147,7 @@ class Rewrite(ABC):
 
         Only parameters that the sites added, or touched and `change` has put on `undo`, may move.
         """
+        return
 
     @abstractmethod
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:

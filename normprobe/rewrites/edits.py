@@ -1,4 +1,4 @@
-"""Give parameters other values in place, so that they keep their identity, and what it takes to have the old ones back."""
+"""Give parameters other values in place, so that they keep their identity, and keep what undo needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normprobe.errors import RewriteError
 
 
 def set_values(parameter: Tensor, values: Tensor, undo: ExitStack) -> None:
-    """Write `values` into `parameter`, in its own dtype and on its device; `undo` writes the old ones back, bit for bit.
+    """Write `values` into `parameter`, in its dtype and on its device; `undo` writes the old ones back, bit for bit.
 
     Tied parameters are one tensor: writing it once is enough.
 
@@ -48,6 +48,6 @@ def bytes_of(model: nn.Module, names: tuple[str, ...]) -> int:
 
 
 def chosen(path: str, only: str | tuple[str, ...] | None) -> bool:
-    """Whether `path` is meant by `only`: one pattern or several, with * and ? as in file names; None means every one."""
+    """Whether `path` is meant by `only`: one pattern or several, with * and ? as in file names; None: every one."""
     patterns = (only,) if isinstance(only, str) else only
     return patterns is None or any(fnmatchcase(path, pattern) for pattern in patterns)
