@@ -185,3 +185,42 @@ def test_a_branch_that_two_trunks_add_is_written_to_both() -> None:
 
     streams = anatomy_of(Dual(), torch.randn(2, TOKENS, WIDTH)).streams
     assert [(s.depth, s.placement, s.final_norm) for s in streams] == [(3, "none", "final"), (3, "post", None)]
+
+
+def summed(y: Tensor, mask: Tensor, expert: nn.Module, x: Tensor) -> None:
+    y[mask] = y[mask] + expert(x[mask])
+
+
+def accumulated(y: Tensor, mask: Tensor, expert: nn.Module, x: Tensor) -> None:
+    y[mask] += expert(x[mask])
+
+
+def put(y: Tensor, mask: Tensor, expert: nn.Module, x: Tensor) -> None:
+    y[mask] = expert(x[mask])
+
+
+@pytest.mark.parametrize("write", [summed, accumulated, put])
+def test_what_experts_write_where_a_router_chose_them_is_one_branch(
+    write: Callable[[Tensor, Tensor, nn.Module, Tensor], None],
+) -> None:
+    """The mask that chooses the rows is no trunk, though the zeros that it chooses depend on nothing else."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.route = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(x)
+            y, choice = torch.zeros_like(h), self.route(h).argmax(-1)
+            for number, expert in enumerate(self.experts):
+                write(y, choice == number, expert, h)
+            return x + y
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Experts() for _ in range(3)], nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5))
+    stream = only_stream(anatomy_of(model, torch.randn(2, TOKENS, WIDTH)))
+    assert (stream.depth, stream.placement, stream.final_norm) == (3, "pre", "3")
+    assert [b.kind for b in stream.branches] == ["moe"] * 3
+    assert stream.branches[0].writers == tuple(f"0.experts.{i}.{p}" for i in range(3) for p in ("bias", "weight"))

@@ -6,6 +6,7 @@ from enum import Enum
 from functools import cache
 
 import torch
+from torch.utils import _pytree as pytree
 
 from normprobe.capture.trace import Node, Ref, Trace
 from normprobe.norms.precision import FUSED, NAMESPACES
@@ -14,7 +15,7 @@ from normprobe.norms.precision import FUSED, NAMESPACES
 class Role(Enum):
     """The part an operation plays on the signal's way."""
 
-    SOURCE = "source"  # a float input, or a table lookup
+    SOURCE = "source"  # a float input, or a table lookup: elements that are no signal, which a signal chooses
     MOVE = "move"  # views, copies, casts, gathers: elements are moved, not changed
     SCALE = "scale"  # multiplied by something that is no signal
     SHIFT = "shift"  # something that is no signal is added
@@ -181,6 +182,7 @@ _FUSED_NORMS = frozenset(f"aten.{name}" for name in (*FUSED, "layer_norm", "rms_
 ADDS = frozenset(["aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"])
 JOINS = frozenset({"aten.cat", "aten.stack"})
 PRODUCTS = frozenset({REST, "aten.mul", "aten.mul_", "aten.div", "aten.div_"})
+_CHOOSERS = frozenset({"index", "indices", "mask", "condition"})  # arguments in the schemas of moves
 SCALES = PRODUCTS | {"aten.neg", "aten.neg_"}
 SOFTMAXES = frozenset(
     ["aten._softmax", "aten.softmax", "aten._safe_softmax", "aten.special_softmax", "aten._log_softmax"]
@@ -220,6 +222,8 @@ def slides(node: Node) -> bool:
 def classify(node: Node, signals: frozenset[int]) -> Role:
     """The role of `node`, a recorded operation that reads the values `signals` that carry signal (at least one)."""
     settled = Role.MOVE if getattr(node.function, "is_view", False) else _settled(node.op)
+    if settled is Role.MOVE and _chosen_by(node) >= signals:
+        return Role.SOURCE
     if settled is not None:
         return Role.HEAVY if settled is Role.POOL and slides(node) else settled
     name = base(node.op)
@@ -237,6 +241,14 @@ def classify(node: Node, signals: frozenset[int]) -> Role:
     if torch.Tag.pointwise in getattr(node.function, "tags", ()):
         return Role.ACT if len(signals) == 1 else Role.GATE
     return Role.HEAVY
+
+
+def _chosen_by(node: Node) -> frozenset[int]:
+    """The values that only tell an operation which elements to take or where to put them: indices and masks."""
+    arguments = getattr(getattr(node.function, "_schema", None), "arguments", ())
+    given = [*zip((a.name for a in arguments), node.args, strict=False), *node.kwargs.items()]
+    told = [leaf for name, each in given if name in _CHOOSERS for leaf in pytree.tree_leaves(each)]
+    return frozenset(leaf.value for leaf in told if isinstance(leaf, Ref))
 
 
 @cache

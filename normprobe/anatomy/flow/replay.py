@@ -70,7 +70,7 @@ def replay(flow: Flow, node: Node, tensor: Tensor, place: int) -> Tensor | None:
     function: Any = node.function
     try:
         output = function(*args, **kwargs)
-    except (RuntimeError, TypeError):  # a view of another dtype (complex numbers of a rotary embedding), -inf filled in
+    except (RuntimeError, TypeError, IndexError):  # a view of another dtype (a rotary embedding's), -inf filled in
         return None
     made = output if isinstance(output, (tuple, list)) else [output]
     return made[place] if isinstance(made[place], Tensor) else None
