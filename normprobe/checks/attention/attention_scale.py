@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +10,12 @@ from typing import final
 
 from normprobe.checks.attention.each_site import matched
 from normprobe.checks.base import Check, Outcome, Unit, limit, number
+from normprobe.checks.declarations import governs, stated
 from normprobe.records import AttentionSite, Finding, HeadLogits, ReportData, Severity
 
 _SAME = 0.01  # scales closer than this are one
+_PRODUCTS = 4  # that the logits of one site may be a sum of
+_DEEPER = "1/√d divided by the number of the layer, as GPT-2 has it with `scale_attn_by_inverse_layer_idx`"
 _Fit = tuple[AttentionSite, float]
 
 
@@ -25,12 +27,12 @@ class AttentionScale(Check):
     ## What it measures
 
     The constant factor on q·k in force, wherever it is applied, times √(head width): 1 for the usual scale. Three
-    things are told apart. One site of several alike (paths that differ in numbers alone) has another scale than most:
-    a warning. All have a scale far from 1/√d, and what was measured shows that nothing makes up for it (new weights,
-    and logits of a standard deviation of more than 5), or the scale is exactly that of the full width of all heads: a
-    warning, unless the model is trained. Else a note that says which form the scale has. New models whose logits have
-    a standard deviation near 1 at another scale draw their weights to fit, as T5 does, and are passed; so is a
-    learned scale.
+    things are told apart. One site of several alike (on one stream, and both or neither of them cross-attention) has
+    another scale than most: a warning. All have a scale far from 1/√d, and what was measured shows that nothing makes
+    up for it (new weights, and logits of a standard deviation of more than 5), or the scale is exactly that of the
+    full width of all heads, however near that is: a warning, unless the model is trained or its configuration states
+    that number. Else a note that says which form the scale has. New models whose logits have a standard deviation
+    near 1 at another scale draw their weights to fit, as T5 does, and are passed; so is a learned scale.
 
     ## Why it matters
 
@@ -50,8 +52,8 @@ class AttentionScale(Check):
 
     ## References
 
-    Vaswani et al. 2017, sec. 3.2.1 and footnote 4; Yang et al. 2022 (muP), definition 4.1 (1/d); Raffel et al. 2020
-    (T5), sec. 2.1, whose attention has no factor.
+    Vaswani et al. 2017, sec. 3.2.1 and footnote 4; Yang et al. 2022 (muP), definition 4.1 (1/d). Scales of 1 are
+    those of released implementations: T5 and GPT-Neo multiply q·k by nothing.
     """
 
     code, name, severity, since = "NP404", "attention-scale", Severity.WARNING, "0.1.0"
@@ -75,16 +77,13 @@ class AttentionScale(Check):
         unknown = [one.path for one in data.anatomy.attention if one.scale is None and one.scale_parameter is None]
         if unknown:
             yield self.skip("the factor on q·k is not constant", unknown)
-        known = [(one, one.scale * math.sqrt(one.head_dim)) for one in data.anatomy.attention if one.scale is not None]
-        logits = _heads_by_path(data)
-        init = data.measurements.init
-        for group in _alike(known):
+        seen = _Seen.of(data)
+        for group in _alike(data):
             usual = _usual(group)
             odd = [] if usual is None else [fit for fit in group if not _same(fit[1], usual)]
             for site, fit in odd:
                 yield self._differs(site, fit, usual or math.nan)
-            rest = [fit for fit in group if fit not in odd]
-            yield from self._all(rest, logits, None if init is None else init.trained)
+            yield from self._all([fit for fit in group if fit not in odd], seen)
 
     def _differs(self, site: AttentionSite, fit: float, usual: float) -> Finding:
         return self.finding(
@@ -92,50 +91,83 @@ class AttentionScale(Check):
             f"the scale is {number(site.scale or 0.0)}, {number(fit)} times 1/√{site.head_dim}; that of the other "
             f"sites like it is {number(usual)} times",
             value=fit / usual,
-            source="the recorded data flow: sites that differ in their number alone",
+            source="the recorded data flow: sites on the same stream",
         )
 
-    def _all(self, fits: list[_Fit], logits: dict[str, list[HeadLogits]], trained: bool | None) -> Iterator[Finding]:
-        """One finding for each scale that is far from 1/√d."""
-        far = [fit for fit in fits if self.exceeds(max(fit[1], 1 / fit[1]) if fit[1] > 0 else math.inf, self.max_off)]
-        for scale in dict.fromkeys(site.scale for site, _ in far):
-            sites = [site for site, _ in far if site.scale == scale]
-            heads = [head for path in dict.fromkeys(site.path for site in sites) for head in logits.get(path, [])]
-            stds = [head.std for head in heads if math.isfinite(head.std)]
-            fresh = trained is False
-            if fresh and stds and not any(self.exceeds(max(std, 1 / std) if std else math.inf, 2.0) for std in stds):
-                continue  # drawn to fit
-            yield self._far(sites, max(stds, default=math.nan), fresh, trained)
+    def _all(self, fits: list[_Fit], seen: _Seen) -> Iterator[Finding]:
+        """One finding for each form of a scale that is far from 1/√d, or that of all heads."""
+        falling = _by_depth(fits)
+        forms: dict[tuple[str, bool], list[_Fit]] = {}
+        for site, fit in fits:
+            full = not falling and _of_all_heads(site, fit)
+            if full or self.exceeds(_distance(fit), self.max_off):
+                forms.setdefault((_DEEPER if falling else _form(site, full), full), []).append((site, fit))
+        for (form, full), found in forms.items():
+            stds = seen.stds([site for site, _ in found])
+            drawn_to_fit = stds and seen.trained is False and not any(self.exceeds(_distance(std), 2.0) for std in stds)
+            if full or not drawn_to_fit:
+                yield self._far(found, form, full, max(stds, default=math.nan), seen)
 
-    def _far(self, sites: list[AttentionSite], std: float, fresh: bool, trained: bool | None) -> Finding:
-        first = sites[0]
-        scale = first.scale or 0.0
-        full = _same(scale * math.sqrt(first.heads * first.head_dim), 1.0) and not _same(scale * first.head_dim, 1.0)
-        large = fresh and std > self.max_std
-        seen = f"; the logits have a standard deviation of up to {number(std)}" if math.isfinite(std) else ""
+    def _far(self, found: list[_Fit], form: str, full: bool, std: float, seen: _Seen) -> Finding:
+        sites = [site for site, _ in found]
+        fits, scales = [fit for _, fit in found], list(dict.fromkeys(site.scale or 0.0 for site in sites))
+        large = seen.trained is False and std > self.max_std
+        slip = full and not seen.trained and not seen.stated.issuperset(site.path for site in sites)
+        widths = {site.head_dim for site in sites}
+        width = str(sites[0].head_dim) if len(widths) == 1 else "(head width)"
+        against = "max_std" if large else None if full else "max_off"
         return self.finding(
-            first.path,
-            f"the scale is {number(scale)}, {number(scale * math.sqrt(first.head_dim))} times 1/√{first.head_dim}: "
-            f"{_form(first, full)}{seen}",
-            value=std if large else scale * math.sqrt(first.head_dim),
-            against="max_std" if large else "max_off",
-            severity=self.severity if large or (full and not trained) else Severity.NOTE,
+            sites[0].path,
+            f"the scale{' is' if len(scales) == 1 else 's are'} {_span(scales)}, {_span(fits)} times 1/√{width}: {form}"
+            + (f"; the logits have a standard deviation of up to {number(std)}" if math.isfinite(std) else ""),
+            value=std if large else max(fits, key=_distance),
+            against=against,
+            source=None if against else "Vaswani et al. 2017, sec. 3.2.1 (d is the width of one head)",
+            severity=self.severity if large or slip else Severity.NOTE,
             places=[site.path for site in sites],
         )
 
 
-def _heads_by_path(data: ReportData) -> dict[str, list[HeadLogits]]:
-    found: dict[str, list[HeadLogits]] = {}
-    for pair in matched(data):
-        found.setdefault(pair.measure.path, []).extend(pair.measure.heads)
-    return found
+@dataclass(frozen=True)
+class _Seen:
+    """What was measured and stated beside the scales: heads by the path of their site, whether the model is trained,
+    and the sites whose scale is the number that a configuration states."""
+
+    heads: dict[str, list[HeadLogits]]
+    trained: bool | None
+    stated: frozenset[str]
+
+    @classmethod
+    def of(cls, data: ReportData) -> _Seen:
+        heads: dict[str, list[HeadLogits]] = {}
+        for pair in matched(data):
+            heads.setdefault(pair.measure.path, []).extend(pair.measure.heads)
+        init, every = data.measurements.init, stated(data, "attention_scale")
+        told = frozenset(
+            site.path
+            for site in data.anatomy.attention
+            for one in every
+            if governs(one, site.path, data.declared) and site.scale is not None and _same(site.scale, float(one.value))
+        )
+        return cls(heads, None if init is None else init.trained, told)
+
+    def stds(self, sites: list[AttentionSite]) -> list[float]:
+        """Standard deviations of the logits of all heads of these sites that were measured."""
+        paths = dict.fromkeys(site.path for site in sites)
+        return [head.std for path in paths for head in self.heads.get(path, []) if math.isfinite(head.std)]
 
 
-def _alike(fits: list[_Fit]) -> list[list[_Fit]]:
-    """Sites whose paths differ in numbers alone."""
-    groups: dict[tuple[str, bool], list[_Fit]] = {}
-    for site, fit in fits:
-        groups.setdefault((re.sub(r"\d+", "#", site.path), site.cross), []).append((site, fit))
+def _alike(data: ReportData) -> list[list[_Fit]]:
+    """Sites of constant scale in order of time, those on one stream together, cross-attention apart; where no stream
+    is known, those of one shape."""
+    streams = {weight.parameter: weight.stream for weight in data.anatomy.weights}
+    groups: dict[tuple[object, ...], list[_Fit]] = {}
+    for site in data.anatomy.attention:
+        if site.scale is not None:
+            query = site.columns.get("q")
+            stream = None if query is None else streams.get(query.parameter)
+            where = (site.heads, site.head_dim) if stream is None else (stream,)
+            groups.setdefault((*where, site.cross), []).append((site, site.scale * math.sqrt(site.head_dim)))
     return list(groups.values())
 
 
@@ -150,6 +182,28 @@ def _usual(group: list[_Fit]) -> float | None:
 
 def _same(one: float, other: float) -> bool:
     return abs(one - other) <= 2 * _SAME * abs(other)
+
+
+def _distance(fit: float) -> float:
+    """By which factor a number is off 1, above or below."""
+    return max(fit, 1 / fit) if fit > 0 else math.inf
+
+
+def _by_depth(fits: list[_Fit]) -> bool:
+    """Whether the k-th of at least three sites has 1/k of the scale of the first."""
+    return len(fits) >= 3 and all(_same(k * fit, fits[0][1]) for k, (_, fit) in enumerate(fits, 1))
+
+
+def _of_all_heads(site: AttentionSite, fit: float) -> bool:
+    """Whether the scale is 1/√(width of all heads). Where more than q·k is summed up, a factor of a few is no such
+    slip (DeBERTa's 1/√(3d) for three products), and 1/d is muP's."""
+    near = site.biased and site.heads <= _PRODUCTS
+    return site.heads > 1 and not near and _same(fit * math.sqrt(site.heads), 1.0) and site.heads != site.head_dim
+
+
+def _span(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return number(values[0]) if _same(low, high) else f"{number(low)} to {number(high)}"
 
 
 def _form(site: AttentionSite, full: bool) -> str:

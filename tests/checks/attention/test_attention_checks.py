@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from normprobe.checks import find, run
-from normprobe.records import AttentionMeasure, AttentionSite, Finding, Margins, QKNorm, ReportData, Skipped
+from normprobe.records import (
+    AttentionMeasure,
+    AttentionSite,
+    Declared,
+    Finding,
+    HeadRows,
+    Margins,
+    QKNorm,
+    ReportData,
+    Skipped,
+)
 from normprobe.records.init import Initialisation
 from tests.checks import builders as b
 
@@ -149,15 +159,64 @@ def test_np404_warns_of_the_width_of_all_heads() -> None:
     assert found.severity.value == "note"
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("std", [0.1, 1.0])  # 1: as if weights were drawn for that scale
+def test_np404_warns_of_the_width_of_few_heads(heads: int, std: float) -> None:
+    (found,), _ = judge("NP404", scaled(*[1 / math.sqrt(16 * heads)] * 2, heads=heads, std=std))
+    assert (found.severity.value, found.limit) == ("warning", None)
+    assert f"that of {heads} heads together" in found.message
+
+
+def test_np404_takes_the_scale_that_a_configuration_states_for_meant() -> None:
+    stated = Declared(path=".", field="query_pre_attn_scalar", fact="attention_scale", stated=64, value=0.125)
+    data = scaled(0.125, 0.125).model_copy(update={"declared": (stated,)})
+    (found,), _ = judge("NP404", data)
+    assert found.severity.value == "note"
+    other = data.model_copy(update={"declared": (stated.model_copy(update={"value": 0.25}),)})
+    (found,), _ = judge("NP404", other)
+    assert found.severity.value == "warning"
+
+
+def test_np404_is_one_note_where_the_scale_falls_with_depth() -> None:
+    (found,), _ = judge("NP404", scaled(*[0.25 / (i + 1) for i in range(8)]))
+    assert (found.severity.value, len(found.places)) == ("note", 6)
+    assert found.message.startswith("the scales are 0.03125 to 0.08333, 0.125 to 0.3333 times 1/√16: 1/√d divided by")
+    assert isinstance(found.value, float)
+    assert found.value == pytest.approx(1 / 8)
+
+
+def on_streams(*scales: float, streams: tuple[int, ...], names: tuple[str, ...] = ()) -> ReportData:
+    """Sites whose queries come from a weight of that stream each, called after `names`."""
+    data = scaled(*scales, std=1.0)
+    paths = [f"{name}.attn" for name in names] or [site.path for site in data.anatomy.attention]
+    held = [
+        site.model_copy(update={"path": path, "columns": {"q": HeadRows(parameter=f"{path}.q")}})
+        for site, path in zip(data.anatomy.attention, paths, strict=True)
+    ]
+    weights = tuple(b.weight_site(f"{path}.q", stream=stream) for path, stream in zip(paths, streams, strict=True))
+    anatomy = data.anatomy.model_copy(update={"attention": tuple(held), "weights": weights})
+    return data.model_copy(update={"anatomy": anatomy})
+
+
+def test_np404_compares_along_a_stream_whatever_its_modules_are_called() -> None:
+    (found,), _ = judge("NP404", on_streams(0.25, 0.25, 0.4, 0.25, streams=(0,) * 4, names=("a", "mid", "up", "last")))
+    assert (found.severity.value, found.where) == ("warning", "up.attn")
+    assert isinstance(found.value, float)
+    assert found.value == pytest.approx(1.6)
+    assert judge("NP404", on_streams(0.25, 0.25, 0.4, streams=(0, 0, 1))) == ((), ())
+
+
 @pytest.mark.parametrize(
     "data",
     [
         scaled(0.25, 0.25, 0.25),
         scaled(0.49, 0.49),  # within a factor of two
-        scaled(0.126, 0.126),
+        scaled(0.14, 0.14),
+        scaled(0.25, 0.25, heads=1),
+        scaled(0.144, 0.144, heads=3, biased=True),  # DeBERTa's 1/√(3d), for a sum of three products
         scaled(1.0, 1.0, std=1.1),  # drawn to fit, as T5 does
         scaled(None, None, scale_parameter="logit_scale"),
-        scaled(0.25, 0.125, 0.3, 0.2),  # no scale is common
+        scaled(0.25, 0.13, 0.3, 0.2),  # no scale is common
         scaled(0.25, 0.25, 0.3, 0.2, 0.4),  # two of five have one
     ],
 )

@@ -88,6 +88,37 @@ def test_the_scale_of_all_sites(build: Build) -> None:
     assert findings(build(), "NP404") == []
 
 
+@pytest.mark.parametrize("build", [llama, qwen3, bert])
+def test_the_width_of_all_heads_however_few(build: Build) -> None:
+    site = normprobe.probe(*build(), level="structure").anatomy.attention[0]
+    (found,) = findings(scaled_sites(build(), site.heads**-0.5), "NP404")
+    assert found.severity.value == "warning"
+    assert f"that of {site.heads} heads together" in found.message
+
+
+class Called(nn.Module):
+    """Pre-norm attention in blocks with these names, each with its own scale."""
+
+    def __init__(self, **scales: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleDict({name: Attention(scale, 64) for name, scale in scales.items()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks.values():
+            x = x + block(x)
+        return x
+
+
+def test_names_do_not_decide_which_sites_are_alike() -> None:
+    x = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(1))
+    (found,) = findings((Called(down=1 / 8, mid=1 / 8, up=0.2, last=1 / 8), x), "NP404")
+    assert (found.severity.value, found.where) == ("warning", "blocks.up")
+    assert isinstance(found.value, float)
+    assert found.value == pytest.approx(1.6)
+    assert findings((Called(down=1 / 8, mid=1 / 8, up=1 / 8, last=1 / 8), x), "NP404") == []
+
+
 def test_a_model_that_draws_its_weights_for_no_scale_is_sound() -> None:
     """T5 as it is built; the builder of the tests moves its weights."""
     transformers = pytest.importorskip("transformers")
