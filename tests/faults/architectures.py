@@ -38,6 +38,17 @@ def gemma3() -> Built:
     return transformer("Gemma3ForCausalLM", "Gemma3TextConfig", **small)
 
 
+def granite() -> Built:
+    factors = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
+    small = SMALL | factors | {"num_hidden_layers": 3, "num_key_value_heads": 2, "attention_multiplier": 0.3}
+    return transformer("GraniteForCausalLM", "GraniteConfig", **small)
+
+
+def cohere() -> Built:
+    small = SMALL | {"num_hidden_layers": 3, "num_key_value_heads": 2, "use_qk_norm": True}
+    return transformer("CohereForCausalLM", "CohereConfig", **small)
+
+
 def by_hand() -> Built:
     """A pre-norm decoder in plain torch, with torch's own initialisation."""
     torch.manual_seed(0)
@@ -78,7 +89,16 @@ def pictures() -> Built:
     return Pictures().eval(), torch.randn(8, 3, 12, 12)
 
 
-BUILDS = {"gpt2": gpt2, "llama": llama, "bert": bert, "gemma3": gemma3, "by_hand": by_hand, "pictures": pictures}
+BUILDS = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "bert": bert,
+    "gemma3": gemma3,
+    "granite": granite,
+    "cohere": cohere,
+    "by_hand": by_hand,
+    "pictures": pictures,
+}
 
 
 def subjects() -> list[Subject]:

@@ -173,8 +173,8 @@ class _Functions(_Counter, TorchFunctionMode):
 def at(model: nn.Module, site: OpSite, change: Callable[..., Any]) -> None:
     """Have the operation at `site` be `change(run, *args, **kwargs)` in every forward, in each run of its module.
 
-    What `change` does to an operator of ATen, besides `run`, lies below autograd and gets no gradient: for levels
-    without a backward.
+    What `change` does to an operator of ATen, besides `run`, lies below autograd: it gets no gradient, and torch
+    functions that no operator stands for (`type_as`) are seen as they are. For levels without a backward.
     """
     module = module_at(model, site.path)
     current: list[_Operators | _Functions] = []

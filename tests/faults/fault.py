@@ -44,7 +44,7 @@ class Conditions:
         optimizer: made for the model with the fault, from the model.
         sound: the optimiser for the model without it.
         inputs: changes the inputs before the model sees them, with the fault or without.
-        prepare: changes the model before anything is planted, so that the untouched one is judged so too.
+        prepare: changes the model, with its inputs at hand, before anything is planted; the untouched one too.
         states: a fact that the configuration has to state (`normprobe.records.declared`); else the fault does not
             apply.
     """
@@ -55,7 +55,7 @@ class Conditions:
     optimizer: Callable[[nn.Module], Optimizer] | None = None
     sound: Callable[[nn.Module, Anatomy], Optimizer] | None = None
     inputs: Callable[[Any], Any] | None = None
-    prepare: Callable[[nn.Module, Anatomy], None] | None = None
+    prepare: Callable[[nn.Module, Anatomy, Any], None] | None = None
     states: str | None = None
 
 

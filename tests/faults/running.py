@@ -91,7 +91,7 @@ class Subject:
         if conditions.inputs is not None:
             inputs = conditions.inputs(inputs)
         if conditions.prepare is not None:
-            conditions.prepare(model, self.anatomy)
+            conditions.prepare(model, self.anatomy, inputs)
         if conditions.dtype is not None:
             dtype = getattr(torch, conditions.dtype)
             model.to(dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -268,7 +270,7 @@ def doubled_offset(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 # ---- keys that were lost
 
 
-def look_trained(model: nn.Module, anatomy: Anatomy) -> None:
+def look_trained(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
     """Weights whose rows and columns differ in size, as those of trained models do, and gains that have moved."""
     with writing() as generator:
         for site in anatomy.weights:
@@ -313,6 +315,79 @@ def all_keys_lost(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
         start(model, norm)
 
 
+# ---- the optimiser
+
+
+def decaying(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+
+
+def decaying_named(model: nn.Module) -> torch.optim.Optimizer:
+    """The usual list of names, which misses most norms: biases alone go without decay."""
+    named = dict(model.named_parameters())
+    free = [p for n, p in named.items() if n.endswith("bias") or "LayerNorm.weight" in n]
+    rest = [p for p in named.values() if all(p is not q for q in free)]
+    groups = [{"params": rest, "weight_decay": 0.01}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]])
+
+
+def sparing(model: nn.Module, anatomy: Anatomy) -> torch.optim.Optimizer:
+    """Decay for everything but the gains and offsets of norms."""
+    held = {n.weight for n in anatomy.norms} | {n.bias for n in anatomy.norms}
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for n, p in named.items() if n not in held], "weight_decay": 0.1},
+        {"params": [p for n, p in named.items() if n in held], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2)
+
+
+def plain_gains(anatomy: Anatomy) -> list[Site]:
+    """The first norm whose gain is applied as it is, which decay pulls to 0."""
+    return [s for s in gained(anatomy) if not norm_at(anatomy, s.path).affine.startswith("one_plus")][:1]
+
+
+def nothing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    """The fault is the optimiser's."""
+
+
+decay = fault(
+    "one group with decay for all parameters",
+    "NP114",
+    "warning",
+    plain_gains,
+    Conditions(optimizer=decaying, sound=sparing),
+)(nothing)
+
+
+def not_spared(anatomy: Anatomy) -> list[Site]:
+    """The same, if no name of a gain is on the list."""
+    sites = [s for s in plain_gains(anatomy) if "LayerNorm.weight" not in (norm_at(anatomy, s.path).weight or "")]
+    return sites if all("LayerNorm.weight" not in (n.weight or "") for n in anatomy.norms) else []
+
+
+decay_by_name = fault(
+    "a list of names that misses the norms",
+    "NP114",
+    "warning",
+    not_spared,
+    Conditions(optimizer=decaying_named, sound=sparing),
+)(nothing)
+
+
+def small_steps(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
+
+
+lost_steps = fault(
+    "bfloat16 gains under steps of 1e-4",
+    "NP115",
+    "warning",
+    plain_gains,
+    Conditions(dtype="bfloat16", optimizer=small_steps, sound=sparing),
+)(nothing)
+
+
 ALL: tuple[Fault, ...] = (
     outside,
     clamped,
@@ -338,4 +413,7 @@ ALL: tuple[Fault, ...] = (
     doubled_offset,
     lost_keys,
     all_keys_lost,
+    decay,
+    decay_by_name,
+    lost_steps,
 )
