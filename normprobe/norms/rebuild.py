@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_HOOKS = (
+HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -51,7 +51,7 @@ def rebuild(module: nn.Module, dtype: torch.dtype, device: torch.device, values:
         memo[id(tensor)] = _like(tensor, _moved(value, target, device))
     for part in module.modules():
         for key, item in part.__dict__.items():
-            if key in _HOOKS and item:
+            if key in HOOKS and item:
                 memo[id(item)] = type(item)()
             elif isinstance(item, Tensor) and id(item) not in memo:
                 target = dtype if item.is_floating_point() else item.dtype

@@ -11,6 +11,7 @@ from torch.jit import ScriptModule
 
 from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.steps import Group
+from normprobe.anatomy.norm_sites.alike import settings
 from normprobe.anatomy.norm_sites.candidates import Candidates
 from normprobe.anatomy.norm_sites.graph_subject import GraphSubject, without_casts
 from normprobe.capture.calls import CallSpec, TensorSpec
@@ -58,7 +59,7 @@ class _Finder:
         inner = self._plain_inside(nodes) if nodes & self.covered else None
         if (nodes & self.covered and inner is None) or not nodes:
             return False
-        key = self.candidates.signature(call)
+        key = settings(self._module(call)), self.candidates.signature(call)
         if key not in self.cache:
             self.cache[key] = self._identify(call)
         spec, whole = self.cache[key]
@@ -72,6 +73,9 @@ class _Finder:
         self.specs[call.id] = spec
         return True
 
+    def _module(self, call: Call) -> nn.Module:
+        return self.model.get_submodule("" if call.path == "." else call.path)
+
     def _plain_inside(self, nodes: frozenset[int]) -> int | None:
         """The only norm found among `nodes`, if it has no gain and other nodes use parameters."""
         inside = [call for call in self.specs if self.nodes[call] & nodes]
@@ -83,7 +87,7 @@ class _Finder:
 
     def _identify(self, call: Call) -> tuple[NormSpec | None, bool]:
         """What a call computes if it is a norm, and whether that is all of it: an activation may follow the norm."""
-        module = self.model.get_submodule("" if call.path == "." else call.path)
+        module = self._module(call)
         failures: list[str] = []
         spec = identify_module(module, self.candidates.spec(call), failures)
         if failures:
