@@ -124,6 +124,7 @@ def test_a_norm_is_told_by_what_it_does(norm: type[nn.Module], facts: dict[str, 
 def test_what_could_not_be_copied_is_said() -> None:
     report = normprobe.probe(*decoder("pre", norm=Locked), level="structure")
     (skip,) = [s for s in report.skipped if "behaviour of" in s.what]
+    assert skip.what == "behaviour of blocks.0.mix.norm and 6 more"
     assert "cannot pickle" in skip.why
     assert "recorded operations were run instead" in skip.why
 

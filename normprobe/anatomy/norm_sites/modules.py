@@ -51,7 +51,15 @@ class _Finder:
         self.specs: dict[int, NormSpec] = {}
         self.nodes: dict[int, frozenset[int]] = {}
         self.covered: set[int] = set()
-        self.skipped: list[Skipped] = []
+        self.unread: dict[str, dict[str, None]] = {}  # paths by why their modules could not be run on their own
+
+    def skipped(self) -> list[Skipped]:
+        """What could not be read, all modules of one reason together under the one that ran first."""
+        found = []
+        for why, paths in self.unread.items():
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            found.append(Skipped(what=f"behaviour of {list(paths)[-1]}{more}", why=why))
+        return found
 
     def visit(self, call: Call) -> bool:
         """Identify one candidate; True if it is a norm, and no norm was found inside it but one that lacks its gain."""
@@ -93,7 +101,8 @@ class _Finder:
         if failures:
             spec = self._from_operations(call)
             instead = "" if spec is None else "\n  its recorded operations were run instead"
-            self.skipped += [Skipped(what=f"behaviour of {call.path}", why=why + instead) for why in failures]
+            for why in failures:
+                self.unread.setdefault(why + instead, {})[call.path] = None
         before = None if failures or _fits(spec) else self.candidates.before_tail(call)
         inner = None if before is None else identify_module(module, self.candidates.spec(call), tail=before[0])
         if spec is not None and spec.kind not in NOT_NORMS and not _fits(inner):
@@ -137,7 +146,7 @@ def _gains(outer: NormSpec, inner: NormSpec) -> bool:
 
 
 def _collect(finder: _Finder, calls: list[Call]) -> Found:
-    found, index = Found(skipped=finder.skipped), {}
+    found, index = Found(skipped=finder.skipped()), {}
     runs: dict[str, int] = {}
     for call in calls:
         runs[call.path] = runs.get(call.path, 0) + 1
