@@ -178,7 +178,7 @@ def _deliver(report: DiffReport, format: Format, out: Path | None, *, quiet: boo
 
 
 def _code(report: DiffReport, fail_on: opt.FailChoice) -> int:
-    """1 where they differ; 2 where too little was compared to tell, which is no success."""
+    """1 where they differ; 2 where too little was compared to tell, which is no success, whatever milder was found."""
     if report.failed(fail_on.value):
         return FINDINGS
-    return FAILED if report.verdict == "unknown" and fail_on is not opt.FailChoice.NEVER else CLEAN
+    return CLEAN if report.complete or fail_on is opt.FailChoice.NEVER else FAILED

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from normprobe.diffing.facts import ERROR, NOTE, WARNING, difference, words
+from normprobe.diffing.hidden import ELSEWHERE, HIDDEN, hidden_weights, output_parts, same_outputs
+from normprobe.diffing.reach import Reach
+from normprobe.diffing.values import Apart, Names
 from normprobe.records import Initialisation, Severity, Skipped, WeightMeasure
-from normprobe.records.diff import DiffData, Difference, OutputDiff, SignalDiff, SiteDiff, WeightPair
+from normprobe.records.diff import (
+    DiffData,
+    Difference,
+    OutputDiff,
+    Relation,
+    SignalDiff,
+    SiteDiff,
+    WeightPair,
+)
 from normprobe.report.wording import number, plural
 
 _SITES = {
@@ -21,14 +32,12 @@ _SITES = {
     "output": "the output",
 }
 
-_ELSEWHERE = {"eps", "eps_placement", "softcap", "window", "causal", "activation", "batch_dependent"}  # on other inputs
-
 
 def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterator[Difference]:
     """The first site that parts, sites that come together again, and outputs that cannot be laid alike."""
     if signal is None:
         return
-    apart = _output(signal)
+    apart = output_parts(signal)
     if signal.first is not None and signal.sites[signal.first].kind != "output":
         site = signal.sites[signal.first]
         severity = NOTE if apart is False else ERROR
@@ -48,27 +57,25 @@ def signal_facts(signal: SignalDiff | None, output: OutputDiff | None) -> Iterat
         yield difference("output", "size", ERROR, sizes, (output.a, output.b))
 
 
-def of_form(found: Iterable[Difference], signal: SignalDiff | None) -> Iterator[Difference]:
+def of_form(found: Iterable[Difference], signal: SignalDiff | None, reach: Reach | None) -> Iterator[Difference]:
     """Facts of the build as they weigh where the outputs are the same: a factor folded into a weight, keys repeated
-    before or inside the attention, are another form of one function. What acts on other inputs alone stays an error.
+    before or inside the attention, are another form of one function. What acts on other inputs alone, by its nature or
+    as the outputs do not hang on its part of A for these inputs, stays an error.
     """
     for one in found:
-        same = signal is not None and _output(signal) is False
-        if same and one.severity is ERROR and one.fact not in _ELSEWHERE:
+        if not same_outputs(signal) or one.severity is not ERROR or one.fact in ELSEWHERE:
+            yield one
+        elif reach is not None and not reach.part(one.where[0][0]):
+            told = f"{one.message}; {HIDDEN}"
+            yield one.model_copy(update={"message": told})
+        else:
             told = f"{one.message}; the outputs are the same up to rounding"
             yield one.model_copy(update={"severity": NOTE, "message": told})
-        else:
-            yield one
 
 
 def _worst(signal: SignalDiff | None) -> Severity:
     """How bad other values are: a note where the outputs are the same all the same."""
-    return NOTE if signal is not None and _output(signal) is False else ERROR
-
-
-def _output(signal: SignalDiff) -> bool | None:
-    """Whether the outputs part; None where that is not known."""
-    return next((site.step for site in signal.sites if site.kind == "output"), None)
+    return NOTE if same_outputs(signal) else ERROR
 
 
 def _rms(site: SiteDiff) -> tuple[float, float]:
@@ -84,15 +91,27 @@ def _step(site: SiteDiff, what: str = "") -> str:
 
 
 def weight_facts(
-    weights: Sequence[WeightPair], signal: SignalDiff | None, init: Sequence[Initialisation | None]
+    weights: Sequence[WeightPair],
+    signal: SignalDiff | None,
+    init: Sequence[Initialisation | None],
+    apart: Mapping[tuple[Names, Names], Apart],
 ) -> Iterator[Difference]:
-    """Weights that hold other values, one difference for each relation; and other scales of fresh weights."""
-    worst = _worst(signal)
-    yield from _relation(weights, "different", worst, "hold other values")
-    yield from _relation(weights, "unlike", worst, "are there in one model alone or of other shapes")
-    yield from _relation(weights, "scaled", worst, "are those of A times a constant")
-    yield from _relation(weights, "reordered", NOTE, "hold the same output features in another order")
-    yield from _relation(weights, "rounded", NOTE, "are equal after rounding to the narrower dtype or to 16 bits")
+    """Weights that hold other values, one difference for each relation; and other scales of fresh weights.
+
+    Those that `hidden_facts` tells of are left out.
+    """
+    worst, hidden = _worst(signal), hidden_weights(weights, apart)
+    kinds: tuple[tuple[Relation, Severity, str], ...] = (
+        ("different", worst, "hold other values"),
+        ("unlike", worst, "are there in one model alone or of other shapes"),
+        ("scaled", worst, "are those of A times a constant"),
+        ("reordered", NOTE, "hold the same output features in another order"),
+        ("rounded", NOTE, "are equal after rounding to the narrower dtype or to 16 bits"),
+    )
+    for relation, severity, told in kinds:
+        found = [pair for pair in weights if pair.relation == relation and pair not in hidden]
+        if found:
+            yield _related(found, relation, severity, f"{plural(len(found), 'weight')} of {len(weights)} {told}")
     yield from _drawn(weights, init, NOTE if worst is NOTE else WARNING)
 
 
@@ -109,11 +128,7 @@ def buffer_facts(buffers: Sequence[WeightPair], signal: SignalDiff | None) -> It
             yield first.model_copy(update={"where": where})
 
 
-def _relation(weights: Sequence[WeightPair], relation: str, severity: Severity, told: str) -> Iterator[Difference]:
-    found = [pair for pair in weights if pair.relation == relation]
-    if not found:
-        return
-    message = f"{plural(len(found), 'weight')} of {len(weights)} {told}"
+def _related(found: Sequence[WeightPair], relation: Relation, severity: Severity, message: str) -> Difference:
     if relation == "scaled":
         message += f": {', '.join(dict.fromkeys(number(pair.factor) for pair in found[:6]))}"
     if relation in ("different", "scaled"):
@@ -121,7 +136,7 @@ def _relation(weights: Sequence[WeightPair], relation: str, severity: Severity, 
     where = tuple((" + ".join(pair.a), " + ".join(pair.b)) for pair in found)
     fact = "values" if relation == "different" else relation
     first = difference("weights", fact, severity, (None, None), where[0], message)
-    yield first.model_copy(update={"where": where})
+    return first.model_copy(update={"where": where})
 
 
 def _drawn(
@@ -149,20 +164,20 @@ def _drawn(
         yield first.model_copy(update={"where": where})
 
 
-def judge(data: DiffData, *, values: bool) -> DiffData:
+def judge(data: DiffData, *, values: bool, sure: bool) -> DiffData:
     """The document with its verdict.
 
     Args:
         data: everything that was found.
         values: whether weights, signals and outputs were to be compared.
+        sure: whether it is known what the outputs hang on, where they are the same and other facts are not.
     """
-    if any(one.severity in (ERROR, WARNING) for one in data.differences):
-        return data.model_copy(update={"verdict": "differs"})
-    compared = data.signal is not None and _output(data.signal) is not None
-    if values and not compared:
+    skipped, complete = data.skipped, bool(data.matched)
+    if values:
+        compared = data.signal is not None and output_parts(data.signal) is not None
+        complete = compared and sure
         why = "no output of both models was compared, so that they are not known to be the same"
-        skipped = (*data.skipped, Skipped(what="verdict", why=why))
-        return data.model_copy(update={"verdict": "unknown", "skipped": skipped})
-    if not values and not data.matched:
-        return data.model_copy(update={"verdict": "unknown"})
-    return data.model_copy(update={"verdict": "same"})
+        skipped = skipped if compared else (*skipped, Skipped(what="verdict", why=why))
+    differs = any(one.severity in (ERROR, WARNING) for one in data.differences)
+    verdict = "differs" if differs else "same" if complete else "unknown"
+    return data.model_copy(update={"verdict": verdict, "complete": complete, "skipped": skipped})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,20 +12,30 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.diffing.facts import build_facts, grouped, target_facts
+from normprobe.diffing.hidden import doubtful, hidden_facts
 from normprobe.diffing.inputs import shared_inputs
 from normprobe.diffing.judge import buffer_facts, judge, of_form, signal_facts, weight_facts
 from normprobe.diffing.norm_facts import norm_facts
 from normprobe.diffing.outputs import compare_outputs
 from normprobe.diffing.pairs import Pairs, pair
+from normprobe.diffing.reach import Reach, reach
 from normprobe.diffing.signal import Side, compare_signals
-from normprobe.diffing.values import compare_buffers, compare_weights, holdings, print_of
+from normprobe.diffing.values import (
+    Apart,
+    Names,
+    compare_buffers,
+    compare_weights,
+    holdings,
+    other_values,
+    print_of,
+)
 from normprobe.errors import SettingError
 from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.extra import Progress
 from normprobe.measures.initialisation import measure_initialisation
 from normprobe.probing import probe
 from normprobe.records import Skipped
-from normprobe.records.diff import DiffData, Difference
+from normprobe.records.diff import DiffData, Difference, SignalDiff, WeightPair
 from normprobe.report.diffs.report import DiffReport
 from normprobe.report.report import Report
 from normprobe.version import versions
@@ -48,7 +58,8 @@ def diff(
 
     Parts are matched by their order in the data flow and never by their names, so that a port or a conversion can
     be held against its original. Both models are left bit for bit as they were. Each is recorded once; level
-    "forward" takes three more forwards of A and two of B.
+    "forward" takes three more forwards of A and two of B, and one of A with a backward where the outputs are the same
+    although weights or facts are not.
 
     Signals are compared in float32 (float64 where both models are in it), with the weights of both rounded to the
     narrower dtype where their dtypes differ. A site parts where its error is more than eight times what moving every
@@ -110,6 +121,7 @@ class _Diff:
         self.level = level
         self.found: list[Difference] = []
         self.skipped: list[Skipped] = []
+        self.sure = True
 
     def report(self, words: str, notes: tuple[str, ...]) -> DiffReport:
         """Compare everything."""
@@ -123,11 +135,11 @@ class _Diff:
         if self.values:
             data = self._values(pairs, data)
         elif self.level == "forward":
-            why = "a model holds no weights (meta device)"
+            why = 'a model holds no weights (meta device); level "structure" compares the build alone'
             self.skipped.append(Skipped(what="weights, signals and outputs", why=why))
         skipped = tuple(dict.fromkeys(self.skipped))
         told = data.model_copy(update={"differences": grouped(self.found), "skipped": skipped})
-        return DiffReport(judge(told, values=self.values))
+        return DiffReport(judge(told, values=self.level == "forward", sure=self.sure))
 
     def _facts(self, pairs: Pairs) -> None:
         named = [holdings(side.model) if self.values else None for side in (self.a, self.b)]
@@ -144,11 +156,32 @@ class _Diff:
         signal, unseen = compare_signals(a, b, pairs, self.seed, lambda done, of: self.tell("compare", done, of))
         output, lost = compare_outputs(a, b)
         init = [measure_initialisation(side.model, side.anatomy, self.seed)[0] for side in (a, b)]
-        self.found = [*of_form(self.found, signal)]
-        self.found += [*signal_facts(signal, output), *weight_facts(weights, signal, init)]
+        reached, apart = self._reached(pairs, weights, signal)
+        build, self.found = self.found, [*of_form(self.found, signal, reached)]
+        formed = any(was.severity is not now.severity for was, now in zip(build, self.found, strict=True))
+        hidden = [*hidden_facts(weights, apart, formed)]
+        self.found += [*signal_facts(signal, output), *weight_facts(weights, signal, init, apart)]
+        self.found += [one for one in hidden if isinstance(one, Difference)]
         self.found += buffer_facts(compare_buffers(a.model, b.model, self.seed), signal)
-        self.skipped += [*unseen, *lost]
+        doubts = [one for one in hidden if isinstance(one, Skipped)]
+        self.sure = self.sure and not doubts
+        self.skipped += [*unseen, *lost, *doubts]
         return data.model_copy(update={"weights": weights, "signal": signal, "output": output})
+
+    def _reached(
+        self, pairs: Pairs, weights: Sequence[WeightPair], signal: SignalDiff | None
+    ) -> tuple[Reach | None, Mapping[tuple[Names, Names], Apart]]:
+        """What the outputs hang on, and where weights are apart; asked for only where equal outputs leave a doubt."""
+        if not doubtful(self.found, weights, signal):
+            return None, {}
+        a, b = self.a, self.b
+        found = reach(a, b.model, self.seed)
+        if isinstance(found, str):
+            self.sure = False
+            self.skipped.append(Skipped(what="what the outputs hang on, as other facts are not the same", why=found))
+            return None, {}
+        held = (a.anatomy, holdings(a.model)), (b.anatomy, holdings(b.model))
+        return found, other_values(*held, pairs, found.gradients)
 
     def _unread(self) -> Iterator[Skipped]:
         """What could not be read of either model; checks that wait for values are no part of a comparison."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +18,25 @@ _READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
 _TIGHT = 1e-5  # choice: of a scaled or reordered weight in float32; half precision has its own spacing
 _ROLES = ("reader", "inner", "writer")
+Names: TypeAlias = tuple[str, ...]
+
+
+class Apart(NamedTuple):
+    """How many elements of a weight are other ones in B, where the output of A hangs on them and where it does not."""
+
+    reached: int
+    unreached: int
 
 
 @dataclass(frozen=True)
 class _Held:
-    """One parameter, its output features along the first axis; `wide` says whether it is a weight."""
+    """One parameter, its output features, which lie along `axis`, along the first; `wide` says whether it is a
+    weight."""
 
     name: str
     values: Tensor
     wide: bool
+    axis: int = 0
 
 
 def holdings(model: nn.Module) -> dict[str, Tensor]:
@@ -49,7 +60,8 @@ def print_of(model: nn.Module) -> Side:
 def compare_weights(
     a: tuple[Anatomy, Mapping[str, Tensor]], b: tuple[Anatomy, Mapping[str, Tensor]], pairs: Pairs, seed: int
 ) -> tuple[WeightPair, ...]:
-    """Every weight and bias of matched branches, and the weights outside of them: embeddings, the head, others.
+    """Every weight and bias of matched branches, the weights outside of them (embeddings, the head, others), and what
+    else is no gain of a norm, in the order of registration where that has the same shapes in both.
 
     Where a branch holds as many weights of one role in both models they are compared in order; where it does not
     (queries, keys and values in one weight or in three) all of that role are compared as one, feature by feature.
@@ -60,16 +72,89 @@ def compare_weights(
         pairs: the branches that belong together.
         seed: of the projection that tells reordered features.
     """
-    rows: list[WeightPair] = []
+    rows = [row for one, other in _together(a, b, pairs) if (row := _compared(one, other, seed)) is not None]
+    return tuple({(row.a, row.b): row for row in rows}.values())
+
+
+def other_values(
+    a: tuple[Anatomy, Mapping[str, Tensor]],
+    b: tuple[Anatomy, Mapping[str, Tensor]],
+    pairs: Pairs,
+    gradients: Mapping[str, Tensor],
+) -> dict[tuple[Names, Names], Apart]:
+    """Where the values of weights are apart, by their names in A and B.
+
+    Args:
+        a: as for `compare_weights`.
+        b: likewise.
+        pairs: likewise.
+        gradients: of A's output by the name of the parameter; it counts as hanging on what has none here.
+    """
+    apart = {}
+    for one, other in _together(a, b, pairs):
+        x, y = _stacked(one), _stacked(other)
+        if x is not None and y is not None and x.shape == y.shape:
+            slope = torch.cat([_slope(each, gradients).to(x.device) for each in one])
+            apart[_names(one), _names(other)] = _apart(x, y, slope)
+    return apart
+
+
+def _names(held: Sequence[_Held]) -> Names:
+    return tuple(each.name for each in held)
+
+
+def _slope(held: _Held, gradients: Mapping[str, Tensor]) -> Tensor:
+    """The gradient as the values stand in `held`."""
+    known = gradients.get(held.name)
+    if known is None:
+        return torch.ones((), device=held.values.device).expand(held.values.shape)
+    return known.movedim(held.axis, 0)[: len(held.values)] if known.dim() else known.reshape(1)
+
+
+def _apart(a: Tensor, b: Tensor, slope: Tensor) -> Apart:
+    """Elements that are further apart than rounding to the wider spacing puts them, with and without a gradient."""
+    spacing = max(torch.finfo(t.dtype).eps for t in (a, b))
+    x, y = (t.detach().to("cpu", torch.float64) for t in (a, b))
+    other = ~((x - y).abs() <= spacing * torch.maximum(x.abs(), y.abs()))
+    reached = (slope != 0).cpu()
+    return Apart(int((other & reached).sum()), int((other & ~reached).sum()))
+
+
+def _together(
+    a: tuple[Anatomy, Mapping[str, Tensor]], b: tuple[Anatomy, Mapping[str, Tensor]], pairs: Pairs
+) -> Iterator[tuple[list[_Held], list[_Held]]]:
+    """Parameters that stand at the same place: one of each model, or several that are compared as one."""
+    rows = [*_placed(a, b, pairs)]
+    yield from rows
+    left = [_left(*held, [each.name for row in rows for each in row[side]]) for side, held in enumerate((a, b))]
+    if [one.values.shape for one in left[0]] == [one.values.shape for one in left[1]]:
+        yield from (([one], [other]) for one, other in zip(*left, strict=True))
+
+
+def _placed(
+    a: tuple[Anatomy, Mapping[str, Tensor]], b: tuple[Anatomy, Mapping[str, Tensor]], pairs: Pairs
+) -> Iterator[tuple[list[_Held], list[_Held]]]:
+    """The weights outside of branches, then those of matched branches with their biases."""
     for role in ("embedding", "head", "other"):
-        rows += _compared(*_shared(_outside(*a, role), _outside(*b, role)), seed)
+        yield from _matched(*_shared(_outside(*a, role), _outside(*b, role)))
     for pair in pairs.branches:
         for role in _ROLES:
             held = _inside(*a, pair, 0, role), _inside(*b, pair, 1, role)
             for wide in (True, False):
                 one, other = ([each for each in side if each.wide is wide] for side in held)
-                rows += _compared(one, other, seed)
-    return tuple({(row.a, row.b): row for row in rows}.values())
+                yield from _matched(one, other)
+
+
+def _left(anatomy: Anatomy, named: Mapping[str, Tensor], placed: Sequence[str]) -> list[_Held]:
+    """Parameters of no weight that was placed and of no norm: added positions, biases outside of branches, scales."""
+    gains = [name for norm in anatomy.norms for name in (norm.weight, norm.bias) if name is not None]
+    seen = {id(named[name]) for name in (*placed, *gains) if name in named}
+    left: dict[int, _Held] = {}
+    for name, held in named.items():
+        if isinstance(held, nn.Parameter) and _readable(name, named) and id(held) not in seen:
+            values = held.detach() if held.dim() else held.detach().reshape(1)
+            left.setdefault(id(held), _Held(name, values, held.dim() > 1))
+    return list(left.values())
 
 
 def compare_buffers(a: nn.Module, b: nn.Module, seed: int) -> tuple[WeightPair, ...]:
@@ -92,7 +177,9 @@ def _shared(a: list[_Held], b: list[_Held]) -> tuple[list[_Held], list[_Held]]:
     if len(a) != len(b):
         return a, b
     sizes = [min(len(one.values), len(other.values)) for one, other in zip(a, b, strict=True)]
-    cut = [[_Held(h.name, h.values[:size], h.wide) for h, size in zip(side, sizes, strict=True)] for side in (a, b)]
+    cut = [
+        [_Held(h.name, h.values[:size], h.wide, h.axis) for h, size in zip(side, sizes, strict=True)] for side in (a, b)
+    ]
     return cut[0], cut[1]
 
 
@@ -116,21 +203,25 @@ def _weight(site: WeightSite, named: Mapping[str, Tensor]) -> _Held:
     values = named[site.parameter].detach()
     if site.kind == "embedding":
         return _Held(site.parameter, values, True)
-    return _Held(site.parameter, values.movedim(site.output_axis, 0), True)
+    return _Held(site.parameter, values.movedim(site.output_axis, 0), True, site.output_axis)
 
 
-def _compared(a: Sequence[_Held], b: Sequence[_Held], seed: int) -> Iterator[WeightPair]:
+def _matched(a: list[_Held], b: list[_Held]) -> Iterator[tuple[list[_Held], list[_Held]]]:
+    """One by one where there are as many in both models, else all as one."""
     if len(a) == len(b):
-        for one, other in zip(a, b, strict=True):
-            yield _pair([one], [other], seed)
-    elif a and b:
-        yield _pair(a, b, seed)
-    elif all(_nothing(each.values) for each in (*a, *b)):
-        return  # biases of zero and none at all do the same
+        yield from (([one], [other]) for one, other in zip(a, b, strict=True))
     else:
-        names = tuple(each.name for each in a), tuple(each.name for each in b)
-        count = sum(each.values.numel() for each in (*a, *b))
-        yield WeightPair(a=names[0], b=names[1], relation="unlike", distance=math.nan, factor=math.nan, count=count)
+        yield a, b
+
+
+def _compared(a: Sequence[_Held], b: Sequence[_Held], seed: int) -> WeightPair | None:
+    if a and b:
+        return _pair(a, b, seed)
+    if all(_nothing(each.values) for each in (*a, *b)):
+        return None  # biases of zero and none at all do the same
+    names = _names(a), _names(b)
+    count = sum(each.values.numel() for each in (*a, *b))
+    return WeightPair(a=names[0], b=names[1], relation="unlike", distance=math.nan, factor=math.nan, count=count)
 
 
 def _nothing(values: Tensor) -> bool:
@@ -138,7 +229,7 @@ def _nothing(values: Tensor) -> bool:
 
 
 def _pair(a: Sequence[_Held], b: Sequence[_Held], seed: int) -> WeightPair:
-    names = tuple(each.name for each in a), tuple(each.name for each in b)
+    names = _names(a), _names(b)
     x, y = _stacked(a), _stacked(b)
     count = sum(each.values.numel() for each in a)
     if x is None or y is None or x.shape != y.shape:
@@ -148,7 +239,7 @@ def _pair(a: Sequence[_Held], b: Sequence[_Held], seed: int) -> WeightPair:
 
 
 def _stacked(held: Sequence[_Held]) -> Tensor | None:
-    """All output features one below the other, [F, …]; None where they have different inputs."""
+    """All output features one below the other, [F, …]; None where they have different inputs, or there are none."""
     if len({each.values.shape[1:] for each in held}) != 1:
         return None
     first = held[0].values

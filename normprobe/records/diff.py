@@ -148,8 +148,10 @@ class DiffData(Record):
     """The whole document. Fields may be added, never renamed.
 
     Attributes:
-        verdict: "differs" where there is an error or a warning; "unknown" where there is none but values that should
-            have been compared were not; else "same".
+        verdict: "differs" where there is an error or a warning; "unknown" where there is none and the comparison is not
+            complete; else "same".
+        complete: whether everything was compared that has to be equal in models that are the same; where it was not
+            an error may be unseen.
         matched: the parts that were compared.
     """
 
@@ -160,6 +162,7 @@ class DiffData(Record):
     level: Level = "forward"
     versions: dict[str, str] = Field(default_factory=dict)
     verdict: Verdict = "same"
+    complete: bool = True
     differences: tuple[Difference, ...] = ()
     matched: tuple[Match, ...] = ()
     weights: tuple[WeightPair, ...] = ()

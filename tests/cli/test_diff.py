@@ -15,6 +15,7 @@ from normprobe.cli.commands import app
 Run = Callable[..., Any]
 FACTORY = """
 import sys
+import torch
 sys.path.insert(0, {root!r})
 from tests.diffing.models import decoder, tokens
 
@@ -30,6 +31,16 @@ def eps():
     model = decoder()
     model.blocks[1].second.eps = 1e-3
     return model, (tokens(),)
+
+class Chosen(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = decoder()
+    def forward(self, ids):
+        return self.inner(ids).argmax(-1)
+
+def chosen():
+    return Chosen().eval(), (tokens(),)
 
 def fails():
     raise RuntimeError("no such weights")
@@ -91,6 +102,14 @@ def test_dtype_of_b_alone(run: Run, models: str) -> None:
     assert done.exit_code == 0
     document = json.loads(done.stdout)
     assert [document[side]["dtype"] for side in "ab"] == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("error", 2), ("warning", 1), ("never", 0)])
+def test_no_values_compared_is_no_success(run: Run, models: str, fail_on: str, code: int) -> None:
+    """Both give whole numbers, and one is in another dtype, which is a warning."""
+    done = run(f"{models}:chosen", f"{models}:chosen", "--dtype-b", "bfloat16", "--fail-on", fail_on)
+    assert done.exit_code == code
+    assert "not enough was compared to tell more" in " ".join(done.stdout.split())
 
 
 def test_structure_alone(run: Run, models: str) -> None:

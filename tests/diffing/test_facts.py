@@ -204,7 +204,9 @@ def test_structure_alone_runs_no_model_for_values() -> None:
 
 def test_models_without_values_say_so() -> None:
     report = normprobe.diff(decoder().to("meta"), decoder().to("meta"), tokens())
-    assert report.verdict == "same"
+    assert (report.verdict, report.complete) == ("unknown", False)
     assert [s.why for s in report.skipped if s.what == "weights, signals and outputs"] == [
-        "a model holds no weights (meta device)"
+        'a model holds no weights (meta device); level "structure" compares the build alone'
     ]
+    report = normprobe.diff(decoder().to("meta"), decoder().to("meta"), tokens(), level="structure")
+    assert (report.verdict, report.complete, report.skipped) == ("same", True, ())

@@ -47,7 +47,8 @@ def verdict_text(data: DiffData) -> str:
         return "no difference was seen, but not enough was compared to call them the same"
     if data.verdict == "differs":
         errors = any(one.severity is Severity.ERROR for one in data.differences)
-        return f"B differs from A: {counts}" + ("" if errors else " (the same function, rounded otherwise)")
+        milder = "the same function, rounded otherwise" if data.complete else "not enough was compared to tell more"
+        return f"B differs from A: {counts}" + ("" if errors else f" ({milder})")
     told = "the same up to rounding" if data.signal is not None else "the same build; values were not compared"
     if data.output is not None and data.output.max_abs == 0:
         told = "the same, bit for bit on these inputs"

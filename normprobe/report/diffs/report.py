@@ -38,6 +38,11 @@ class DiffReport:
         return self.data.verdict
 
     @property
+    def complete(self) -> bool:
+        """Whether enough was compared to call the models the same; where not, an error may be unseen."""
+        return self.data.complete
+
+    @property
     def differences(self) -> tuple[Difference, ...]:
         """Every fact that A and B do not share, the worst first."""
         return self.data.differences
