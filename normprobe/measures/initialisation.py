@@ -17,8 +17,8 @@ from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
-from normprobe.records.anatomy import WeightRole
 from normprobe.records.init import Distribution, Initialisation, RoleMeasure, WeightMeasure
+from normprobe.records.weights import WeightRole
 
 _MOST, _FEW = 0.9, 0.5  # shares of the weights
 _ALL = 0.95  # of the weights of a role: one in a thousand lies outside its interval by chance

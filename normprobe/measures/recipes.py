@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from normprobe.records.anatomy import Anatomy, WeightRole, WeightSite
+from normprobe.records.anatomy import Anatomy
 from normprobe.records.init import Distribution
+from normprobe.records.weights import WeightRole, WeightSite
 from normprobe.theory import deepnorm, kaiming_std, lecun_std, xavier_std
 
 
