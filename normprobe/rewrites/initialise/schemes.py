@@ -11,7 +11,7 @@ from typing import Literal
 from normprobe.errors import RewriteError
 from normprobe.measures.activations import second_moment
 from normprobe.measures.recipes import Drawn
-from normprobe.records.anatomy import Follower
+from normprobe.records.weights import Follower
 from normprobe.rewrites.initialise.stacks import PartName
 from normprobe.theory import kaiming_std, lecun_std, xavier_std
 
