@@ -144,6 +144,7 @@ class Check(ABC):
         source: str | None = None,
         severity: Severity | None = None,
         places: Iterable[str] = (),
+        about: str = "",
     ) -> Finding:
         """A finding of this check.
 
@@ -156,6 +157,7 @@ class Check(ABC):
             source: where the claim comes from, when it stands on no limit or on `bound`.
             severity: the severity, when it is milder than the check's own.
             places: every place, when the finding stands for several.
+            about: what at the place it is about, where this check can find several things there.
 
         Raises:
             ValueError: if neither `against` nor `source` says where the claim comes from.
@@ -171,6 +173,7 @@ class Check(ABC):
             severity=severity or self.severity,
             where=place,
             places=every if every != (place,) else (),
+            about=about,
             message=message,
             value=value,
             limit=getattr(self, known.name) if known else bound,

@@ -13,12 +13,14 @@ BASELINE: Literal["normprobe-baseline/1"] = "normprobe-baseline/1"
 
 
 class KnownFinding(Record):
-    """One check at one place; what was measured there is no part of it, so that it holds in the next run too."""
+    """One check at one place, and what it is about there; what was measured is no part of it, so that it holds in the
+    next run too."""
 
     code: str = Field(pattern=r"^NP\d{3}$")
     name: str
     severity: Severity
     where: str
+    about: str = ""
 
 
 class Baseline(Record):

@@ -32,8 +32,9 @@ class Severity(str, Enum):
 class Finding(Record):
     """One claim: what was found at `where`, the measured value, the limit and where the limit comes from.
 
-    `places` lists every place when one finding stands for several with the same value. `known` says that a baseline
-    has it, so that it does not fail a run.
+    `places` lists every place when one finding stands for several with the same value. `about` names what at the place
+    it is about, where its check can find several things there: a field of a configuration, a part of a norm; it is the
+    same in the next run. `known` says that a baseline has it, so that it does not fail a run.
     """
 
     code: str = Field(pattern=r"^NP\d{3}$")
@@ -41,6 +42,7 @@ class Finding(Record):
     severity: Severity
     where: str
     places: tuple[str, ...] = ()
+    about: str = ""
     message: str
     value: float | str | None = None
     limit: float | str | None = None

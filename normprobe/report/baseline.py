@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -13,18 +14,19 @@ from normprobe.records import Finding, ReportData
 from normprobe.records.baseline import BASELINE, Baseline, KnownFinding
 from normprobe.report.wording import place, plural
 
+_Key: TypeAlias = tuple[str, str, str]
 _MOST = 5  # entries that a note names
 
 
 def baseline_of(data: ReportData) -> Baseline:
-    """A baseline that holds every finding of `data`, one entry for each check and place, at its worst."""
-    entries: dict[tuple[str, str], KnownFinding] = {}
+    """A baseline that holds every finding of `data`, one entry for each check, place and subject, at its worst."""
+    entries: dict[_Key, KnownFinding] = {}
     for finding in data.findings:
         for where in finding.every_place:
-            entry = KnownFinding(code=finding.code, name=finding.name, severity=finding.severity, where=where)
-            old = entries.setdefault((finding.code, where), entry)
+            entry = _entry(finding, where)
+            old = entries.setdefault(_key(entry), entry)
             if entry.severity.rank < old.severity.rank:
-                entries[finding.code, where] = entry
+                entries[_key(entry)] = entry
     return Baseline(model=data.target.class_name, findings=tuple(entries[key] for key in sorted(entries)))
 
 
@@ -61,20 +63,35 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
 def against(data: ReportData, baseline: Baseline) -> ReportData:
     """`data` with every finding marked that is known, and notes of entries that did not come again.
 
-    A finding is known where the baseline has its check at all its places, at least as severe.
+    A finding is known where the baseline has its check, about the same, at all its places, at least as severe.
 
     Args:
         data: a report.
         baseline: what is known.
     """
-    ranks = {(entry.code, entry.where): entry.severity.rank for entry in baseline.findings}
+    ranks = {_key(entry): entry.severity.rank for entry in baseline.findings}
     findings = tuple(finding.model_copy(update={"known": _known(finding, ranks)}) for finding in data.findings)
     notes = tuple(dict.fromkeys((*data.notes, *_notes(data, baseline))))
     return data.model_copy(update={"findings": findings, "notes": notes})
 
 
-def _known(finding: Finding, ranks: dict[tuple[str, str], int]) -> bool:
-    known = [ranks.get((finding.code, where)) for where in finding.every_place]
+def _entry(finding: Finding, where: str) -> KnownFinding:
+    """What is known of `finding` at one of its places."""
+    facts = finding.model_dump(include={"code", "name", "severity", "about"})
+    return KnownFinding.model_validate(facts | {"where": where})
+
+
+def _key(entry: KnownFinding) -> _Key:
+    return entry.code, entry.where, entry.about
+
+
+def _keys(finding: Finding) -> list[_Key]:
+    """What the entries of a finding are known by."""
+    return [(finding.code, where, finding.about) for where in finding.every_place]
+
+
+def _known(finding: Finding, ranks: dict[_Key, int]) -> bool:
+    known = [ranks.get(key) for key in _keys(finding)]
     return all(rank is not None and rank <= finding.severity.rank for rank in known)
 
 
@@ -83,8 +100,8 @@ def _notes(data: ReportData, baseline: Baseline) -> list[str]:
     notes = []
     if baseline.model and data.target.class_name and baseline.model != data.target.class_name:
         notes.append(f"the baseline is of {baseline.model}, this model is {data.target.class_name}")
-    found = {(finding.code, where) for finding in data.findings for where in finding.every_place}
-    missing = [entry for entry in baseline.findings if (entry.code, entry.where) not in found]
+    found = {key for finding in data.findings for key in _keys(finding)}
+    missing = [entry for entry in baseline.findings if _key(entry) not in found]
     looked = set(data.checks) - {one.what.partition(" ")[0] for one in data.skipped}
     if gone := [entry for entry in missing if entry.code in looked]:
         notes.append(f"{_entries(gone)} no longer found: write the baseline anew")
@@ -95,7 +112,10 @@ def _notes(data: ReportData, baseline: Baseline) -> list[str]:
 
 def _entries(entries: list[KnownFinding]) -> str:
     """`2 entries of the baseline are: NP401 at a, NP201 at b`, ready for what follows."""
-    named = ", ".join(f"{entry.code} at {place(entry.where)}" for entry in entries[:_MOST])
+    named = ", ".join(
+        f"{entry.code} at {place(entry.where)}" + (f" ({entry.about})" if entry.about else "")
+        for entry in entries[:_MOST]
+    )
     more = f" and {len(entries) - _MOST} more" if len(entries) > _MOST else ""
     be = "is" if len(entries) == 1 else "are"
     return f"{plural(len(entries), 'entry', 'entries')} of the baseline ({named}{more}) {be}"

@@ -38,8 +38,9 @@ def sentence(finding: Finding) -> str:
 
 
 def fingerprint(finding: Finding) -> str:
-    """Names a finding by its check and places, whatever was measured; 32 hexadecimal digits."""
-    key = "\0".join((finding.code, finding.where, *sorted(finding.every_place)))
+    """Names a finding by its check, its places and what it is about there, whatever was measured; 32 hexadecimal
+    digits."""
+    key = "\0".join((finding.code, finding.about, finding.where, *sorted(finding.every_place)))
     return hashlib.sha256(key.encode("utf-8")).hexdigest()[:32]
 
 

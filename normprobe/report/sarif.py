@@ -1,5 +1,8 @@
 """The report as SARIF 2.1.0, the form that code scanning services and editors read.
 
+A place is a module, which is in no line of a file. But services refuse results without a file and a line, and follow a
+result by what they find in that line: so each names the file of the target, its first line, and its own fingerprint.
+
 Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0, errata 01.
 """
 
@@ -11,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from normprobe.checks import documentation
-from normprobe.records import Finding, Ignored, ReportData
+from normprobe.records import Finding, Ignored, ReportData, Target
 from normprobe.report.lint import (
     check_of,
     codes_that_ran,
@@ -91,14 +94,21 @@ def _result(finding: Finding, index: int, data: ReportData) -> dict[str, Any]:
         "message": {"text": sentence(finding)},
         "locations": [_location(place, data) for place in finding.every_place],
         "fingerprints": {"normprobe/1": fingerprint(finding)},
+        "partialFingerprints": {"primaryLocationLineHash": f"{fingerprint(finding)}:1"},
         "properties": {key: value for key, value in facts.items() if value not in (None, "")},
     } | ({"suppressions": [known]} if finding.known else {})
 
 
 def _location(place: str, data: ReportData) -> dict[str, Any]:
-    """The module path, and the file of the target where its name says one."""
-    location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": place, "kind": "module"}]}
-    file = source_file(data.target)
-    if file is not None:
-        location["physicalLocation"] = {"artifactLocation": {"uri": quote(file)}}
-    return location
+    """The module path, and the artifact that the target is of."""
+    return {
+        "physicalLocation": {"artifactLocation": {"uri": _artifact(data.target)}, "region": {"startLine": 1}},
+        "logicalLocations": [{"fullyQualifiedName": place, "kind": "module"}],
+    }
+
+
+def _artifact(target: Target) -> str:
+    """The file of the target where its name says one, else its name as a path: a relative reference in any case, as
+    services refuse absolute ones outside of their checkout."""
+    parts = (target.name or target.class_name).replace("\\", "/").split("/")
+    return quote(source_file(target) or "/".join(part for part in parts if part not in ("", ".", "..", "~")) or "model")

@@ -43,6 +43,13 @@ def test_a_finding_is_known_by_check_and_place_and_not_by_what_was_measured() ->
     assert known(before, report(finding(where="b"), finding("NP303", "a"))) == [False, False]
 
 
+def test_another_thing_at_the_same_place_is_new() -> None:
+    before = report(finding(about="softcap"))
+    assert known(before, report(finding(about="softcap", value=3.0), finding(about="tie"))) == [True, False]
+    (note,) = against(report(finding(about="tie")), baseline_of(before)).notes
+    assert "(NP401 at a (softcap)) is no longer found" in note
+
+
 @pytest.mark.parametrize(
     ("was", "now", "same"),
     [("warning", "warning", True), ("warning", "note", True), ("warning", "error", False), ("note", "warning", False)],

@@ -123,9 +123,33 @@ def test_what_was_not_looked_at_is_a_notification_of_its_check() -> None:
 def test_places_are_module_paths_and_the_file_where_the_target_names_one() -> None:
     locations = run_of(rich())["results"][0]["locations"]
     assert [one["logicalLocations"][0]["fullyQualifiedName"] for one in locations] == ["a", "b"]
-    assert locations[0]["physicalLocation"]["artifactLocation"]["uri"] == "models/my%20net.py"
-    hub = rich().model_copy(update={"target": Target(name="org/name")})
-    assert "physicalLocation" not in run_of(hub)["results"][0]["locations"][0]
+    assert locations[0]["physicalLocation"] == {
+        "artifactLocation": {"uri": "models/my%20net.py"},
+        "region": {"startLine": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "uri"),
+    [
+        (Target(name="org/name"), "org/name"),
+        (Target(name="./checkpoints/my model/"), "checkpoints/my%20model"),
+        (Target(name="/abs/net.py:build"), "abs/net.py%3Abuild"),
+        (Target(name="package.module:build"), "package.module%3Abuild"),
+        (Target(class_name="Net"), "Net"),
+        (Target(), "model"),
+    ],
+)
+def test_every_result_has_a_relative_artifact_as_code_scanning_wants_one(target: Target, uri: str) -> None:
+    results = run_of(rich().model_copy(update={"target": target}))["results"]
+    artifacts = [where["physicalLocation"]["artifactLocation"]["uri"] for one in results for where in one["locations"]]
+    assert artifacts == [uri] * 4
+
+
+def test_findings_in_one_line_are_told_apart() -> None:
+    hashes = [one["partialFingerprints"]["primaryLocationLineHash"] for one in run_of(rich())["results"]]
+    assert len(set(hashes)) == 3
+    assert all(len(one) == 34 and one.endswith(":1") for one in hashes)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +182,9 @@ def test_a_fingerprint_holds_whatever_was_measured() -> None:
         finding(code="NP402"),
         finding(places=("a", "b", "c")),
         finding(places=("a", "bc")),
+        finding(places=("a", "b"), about="tie"),
     ]
-    assert len({first, *map(fingerprint, others)}) == 7
+    assert len({first, *map(fingerprint, others)}) == 8
     assert run_of(rich())["results"][0]["fingerprints"] == {"normprobe/1": first}
 
 

@@ -61,17 +61,19 @@ class StaleStatistics(BatchNormCheck):
             if site.keeps != "none":
                 yield from self._broken(site) or self._start(site, data) or self._far(site, data)
 
-    def _found(self, site: BatchNormSite, severity: Severity, message: str, value: float | str) -> list[Finding]:
+    def _found(
+        self, site: BatchNormSite, severity: Severity, message: str, value: float | str, about: str
+    ) -> list[Finding]:
         source = "Ioffe & Szegedy 2015, algorithm 2: eval mode divides by the stored variance"
-        return [self.finding(site.path, message, value=value, source=source, severity=severity)]
+        return [self.finding(site.path, message, value=value, source=source, severity=severity, about=about)]
 
     def _broken(self, site: BatchNormSite) -> list[Finding]:
         if site.finite is False:
             message = "a stored mean or variance is not finite, or a variance is negative"
-            return self._found(site, Severity.ERROR, message, "not finite")
+            return self._found(site, Severity.ERROR, message, "not finite", "values")
         if site.zero_variances and site.zero_variances == site.channels:
             message = f"all {site.channels} stored variances are 0: eps alone sets the scale"
-            return self._found(site, Severity.ERROR, message, 0.0)
+            return self._found(site, Severity.ERROR, message, 0.0, "variances")
         return []
 
     def _start(self, site: BatchNormSite, data: ReportData) -> list[Finding]:
@@ -82,29 +84,31 @@ class StaleStatistics(BatchNormCheck):
         said = "the stored statistics are those of a fresh batch norm, mean 0 and variance 1"
         if site.tracked:
             return self._found(
-                site, Severity.WARNING, f"{said}, although {site.tracked} batches were counted", "default"
+                site, Severity.WARNING, f"{said}, although {site.tracked} batches were counted", "default", "start"
             )
         if init is not None and init.trained:
-            return self._found(site, Severity.WARNING, f"{said}, although the weights look trained", "default")
+            return self._found(site, Severity.WARNING, f"{said}, although the weights look trained", "default", "start")
         if untrained(data) or site.kept is None or not self.exceeds(site.kept.divergence, self.max_divergence):
             return []
-        return self._found(site, Severity.WARNING, f"{said}, which this batch does not fit{_distance(site)}", "default")
+        return self._found(
+            site, Severity.WARNING, f"{said}, which this batch does not fit{_distance(site)}", "default", "start"
+        )
 
     def _far(self, site: BatchNormSite, data: ReportData) -> Iterator[Finding]:
         if site.zero_variances:
             message = f"{site.zero_variances} of {site.channels} stored variances are 0: eps alone sets their scale"
-            yield from self._found(site, Severity.NOTE, message, float(site.zero_variances))
+            yield from self._found(site, Severity.NOTE, message, float(site.zero_variances), "variances")
         if site.tracked and site.initial_share is not None and self.exceeds(site.initial_share, self.max_start):
             share = number(100 * site.initial_share)
             message = f"after {site.tracked} batches the values at the start still make {share} % of the statistics"
-            yield self._note(site, message, site.initial_share, "max_start")
+            yield self._note(site, message, site.initial_share, "max_start", "share of the start")
         fresh = site.default and untrained(data)
         if not fresh and site.kept is not None and self.exceeds(site.kept.divergence, self.max_divergence):
             message = f"the batch does not fit the stored statistics{_distance(site)}"
-            yield self._note(site, message, site.kept.divergence, "max_divergence")
+            yield self._note(site, message, site.kept.divergence, "max_divergence", "this batch")
 
-    def _note(self, site: BatchNormSite, message: str, value: float, against: str) -> Finding:
-        return self.finding(site.path, message, value=value, against=against, severity=Severity.NOTE)
+    def _note(self, site: BatchNormSite, message: str, value: float, against: str, about: str) -> Finding:
+        return self.finding(site.path, message, value=value, against=against, severity=Severity.NOTE, about=about)
 
 
 def _distance(site: BatchNormSite) -> str:

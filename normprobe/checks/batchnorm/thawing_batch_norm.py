@@ -52,17 +52,18 @@ class ThawingBatchNorm(BatchNormCheck):
         flagged = [site for site in moving if found.training and site.training is False]
         if flagged:
             message = "its train flag is off while the model's is on: the next train() moves its statistics again"
-            yield self._found(flagged, message)
+            yield self._found(flagged, message, "train flag")
         held = [site for site in moving if site.learns is False and found.others_learn and site not in flagged]
         if held:
             message = "its gain and offset are frozen, its statistics are not: train mode moves them"
-            yield self._found(held, message)
+            yield self._found(held, message, "frozen gain")
 
-    def _found(self, sites: list[BatchNormSite], message: str) -> Finding:
+    def _found(self, sites: list[BatchNormSite], message: str, about: str) -> Finding:
         return self.finding(
             sites[0].path,
             message,
             value="moving",
             source="torch.nn.Module.train sets the flag of every module inside",
             places=[site.path for site in sites],
+            about=about,
         )

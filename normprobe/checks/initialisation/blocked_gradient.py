@@ -57,6 +57,7 @@ class BlockedGradient(DrawnCheck):
                 value=0.0,
                 source="the product rule: each derivative has the other factor in it",
                 places=[path for path, _ in places],
+                about="factors",
             )
         known = {(blocked.stream, blocked.branch) for blocked in init.blocked}
         gradients = data.measurements.gradients
@@ -74,4 +75,5 @@ class BlockedGradient(DrawnCheck):
                 source="the measured gradients",
                 severity=Severity.WARNING,
                 places=idle,
+                about="measured gradient",
             )

@@ -57,7 +57,7 @@ class RecipeNotApplied(DrawnCheck):
             ratio = self._ratio(weight)
             if ratio is not None:
                 groups.setdefault((weight.roles[0], ratio > 1), []).append((ratio, weight))
-        for (role, _), held in groups.items():
+        for (role, above), held in groups.items():
             ratio, first = sorted(held, key=lambda pair: pair[0])[len(held) // 2]
             assert first.own is not None
             several = f"{len(held)} {role} weights have" if len(held) > 1 else f"this {role} weight has"
@@ -68,6 +68,7 @@ class RecipeNotApplied(DrawnCheck):
                 value=ratio,
                 against="max_ratio",
                 places=[weight.parameter for _, weight in held],
+                about="too large" if above else "too small",
             )
 
     def _ratio(self, weight: WeightMeasure) -> float | None:

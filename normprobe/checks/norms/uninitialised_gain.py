@@ -73,15 +73,16 @@ class UninitialisedGain(GainCheck):
             for name, held in norm.parts:
                 text = self._garbage(held, norm.site.kind == "batchnorm" and not fresh)
                 if text:
-                    yield self._found(norm, f"the {name} {text}", held)
+                    yield self._found(norm, name, text, held)
                 elif fresh and name == "gain":
                     text = self._odd(held) or self._alone(norm, held, norms)
                     if text:
-                        yield self._found(norm, f"in a model as it was drawn, the gain {text}", held, Severity.WARNING)
+                        yield self._found(norm, name, text, held, Severity.WARNING)
 
-    def _found(self, norm: Stored, text: str, held: Elements, severity: Severity | None = None) -> Finding:
+    def _found(self, norm: Stored, name: str, text: str, held: Elements, severity: Severity | None = None) -> Finding:
         value = held.peak if not held.non_finite else float("nan")
-        return self.finding(norm.site.path, text, value=value, source=_SOURCE, severity=severity)
+        told = f"the {name} {text}" if severity is None else f"in a model as it was drawn, the {name} {text}"
+        return self.finding(norm.site.path, told, value=value, source=_SOURCE, severity=severity, about=name)
 
     def _garbage(self, held: Elements, may_shrink: bool) -> str:
         """What no set or trained value explains; empty where there is nothing."""

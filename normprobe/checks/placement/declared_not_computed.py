@@ -78,4 +78,5 @@ class DeclaredNotComputed(Check):
             bound=float(declared.value),
             source=f"{declared.field} of the configuration",
             places=told.places,
+            about=declared.field,
         )

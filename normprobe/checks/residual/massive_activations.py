@@ -86,6 +86,7 @@ class MassiveActivations(Check):
             f"the median channel{others}",
             value=worst.ratio,
             against="max_channel_ratio",
+            about="channels",
         )
 
     def _entries(self, stream: StreamMeasure, entries: list[MassiveActivation]) -> Finding:
@@ -103,6 +104,7 @@ class MassiveActivations(Check):
             f"of its token, up to {last}{more}",
             value=worst.ratio,
             against="max_ratio",
+            about="entries",
         )
 
 
