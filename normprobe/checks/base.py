@@ -71,6 +71,12 @@ def limit(value: float, *, unit: Unit, source: str) -> float:
     return field(default=value, metadata={"unit": unit, "source": source})
 
 
+def _several(where: str, places: Iterable[str]) -> tuple[str, ...]:
+    """Every place once; empty where that is `where` alone."""
+    every = tuple(dict.fromkeys(places))
+    return every if every != (where,) else ()
+
+
 def number(value: float) -> str:
     """`value` with four significant digits, as it appears in messages."""
     return f"{value:.4g}"
@@ -163,22 +169,20 @@ class Check(ABC):
             ValueError: if neither `against` nor `source` says where the claim comes from.
         """
         known = next((item for item in self.limits() if item.name == against), None)
-        origin = source or (known.source if known else None)
-        if origin is None:
+        if source is None and known is None:
             raise ValueError(f"{self.code}: a finding needs a source or one of the limits, found {against!r}")
-        place, every = where or ".", tuple(dict.fromkeys(places))
         return Finding(
             code=self.code,
             name=self.name,
             severity=severity or self.severity,
-            where=place,
-            places=every if every != (place,) else (),
+            where=where or ".",
+            places=_several(where or ".", places),
             about=about,
             message=message,
             value=value,
             limit=getattr(self, known.name) if known else bound,
             unit=known.unit if known else "",
-            source=self._origin_of(known) if known and origin == known.source else origin,
+            source=self._origin_of(known) if known and source in (None, known.source) else str(source),
             fix=self.fix,
         )
 

@@ -147,9 +147,11 @@ def test_every_result_has_a_relative_artifact_as_code_scanning_wants_one(target:
 
 
 def test_findings_in_one_line_are_told_apart() -> None:
-    hashes = [one["partialFingerprints"]["primaryLocationLineHash"] for one in run_of(rich())["results"]]
+    findings = finding(), finding(where="b"), finding(about="tie")
+    results = run_of(rich().model_copy(update={"findings": findings}))["results"]
+    hashes = [one["partialFingerprints"]["primaryLocationLineHash"] for one in results]
     assert len(set(hashes)) == 3
-    assert all(len(one) == 34 and one.endswith(":1") for one in hashes)
+    assert hashes == [f"{fingerprint(one)}:1" for one in findings]
 
 
 @pytest.mark.parametrize(
