@@ -23,7 +23,6 @@ from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs.declared import declared_by
 from normprobe.inputs.given import given_inputs, on_device
-from normprobe.measures.computed_weights import measure_computed_weights
 from normprobe.measures.extra import Progress
 from normprobe.measures.gains import measure_gains
 from normprobe.measures.optimizer import measure_optimizer
@@ -118,7 +117,7 @@ def _measure(
     model: nn.Module, inputs: Inputs, reading: Reading, wanted: Wanted
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
     measured, skipped = _measure_model(model, inputs, reading, wanted)
-    if isinstance(wanted.optimizer, Optimizer):
+    if isinstance(wanted.optimizer, Optimizer) and measured.optimizer is None:
         known = measure_optimizer(model, reading.anatomy, wanted.optimizer)
         measured = measured.model_copy(update={"optimizer": known})
     return measured, skipped
@@ -132,8 +131,7 @@ def _measure_model(
         return Measurements(), () if wanted.level == "structure" else (unmeasured,)
     if wanted.level == "structure":
         gains, skipped = measure_gains(model, reading.anatomy)
-        computed, more = measure_computed_weights(model, reading.anatomy)
-        return Measurements(norm_gains=gains, computed_weights=computed), (*skipped, *more)
+        return Measurements(norm_gains=gains), skipped
     from normprobe.measures.levels import measure_level  # no reading of the structure waits for them to be loaded
 
     told = replace(wanted, loss=None if wanted.loss is None else _named(wanted.loss))

@@ -76,7 +76,7 @@ def examine(request: Request) -> Report:
             advance("load", 0, 0)
         with at_once():
             from normprobe.probing import probe
-            from normprobe.targets import resolve
+            from normprobe.targets import load_optimizer, resolve
 
         loaded = resolve(request.target, request.loading())
         report = probe(
@@ -85,6 +85,7 @@ def examine(request: Request) -> Report:
             level=level,
             measures=request.extras(),
             lr=request.lr,
+            optimizer=load_optimizer(request.optimizer, loaded.model) if request.optimizer else None,
             tokenizer=loaded.tokenizer,
             exact=request.exact,
             autocast=request.autocast.value if request.autocast else None,

@@ -120,6 +120,16 @@ LearningRate = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option("--lr", help="With --backward: step against weights.", rich_help_panel=_RUN, show_default=False),
 ]
+OptimizerOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--optimizer",
+        help="Optimiser whose steps are judged: path/file.py:factory or package.module:factory, called with the model, "
+        "or a class such as torch.optim:AdamW.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
 Measures = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(

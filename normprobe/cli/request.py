@@ -34,6 +34,7 @@ class Request:
     level: opt.LevelOption = opt.LevelChoice.FORWARD
     backward: opt.Backward = False
     lr: opt.LearningRate = None
+    optimizer: opt.OptimizerOption = None
     measures: opt.Measures = None
     deep: opt.Deep = False
     exact: opt.Exact = False

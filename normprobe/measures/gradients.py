@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ from normprobe.records import (
     StreamMeasure,
 )
 
+Seen = Callable[[str, Tensor], None]
+
+
+def _unseen(name: str, gradient: Tensor) -> None:
+    """Nobody asked for this gradient."""
+
 
 def measure_gradients(
     model: nn.Module,
@@ -44,6 +50,7 @@ def measure_gradients(
     residual: Sequence[StreamMeasure] = (),
     *,
     untrained: bool = False,
+    seen: Seen = _unseen,
 ) -> tuple[GradientMeasure | None, tuple[Skipped, ...]]:
     """Gradients of one loss by depth, from one forward and one backward in eval mode; one of each more where a gradient
     is not finite.
@@ -61,6 +68,7 @@ def measure_gradients(
         lr: learning rate for the ratios of update to weight.
         residual: of the same forward; gives the closed form the size of the branches.
         untrained: whether the weights are those of an initialisation, the only ones that the closed form is for.
+        seen: called with the name and the gradient of every parameter that has one.
 
     Returns:
         The measure, and what was not measured with the reason. The measure is None where autograd cannot
@@ -80,7 +88,7 @@ def measure_gradients(
             with torch.enable_grad():
                 value, name = loss_of(watched.output, inputs, anatomy, loss)
             with differentiated("loss"):
-                gradients = _differentiate(value, leaves, sites)
+                gradients = _differentiate(value, leaves, sites, seen)
     except UndifferentiableError as reason:
         return None, (Skipped(what="gradients", why=str(reason)),)
     measure = _measure(value, name, gradients, anatomy, lr)
@@ -173,12 +181,20 @@ class _Gradients:
         return not all(map(math.isfinite, (*self.norms.values(), *self.rms.values())))
 
 
-def _differentiate(value: Tensor, leaves: Mapping[str, Tensor], sites: Mapping[OpSite, _Edge]) -> _Gradients:
+def _differentiate(
+    value: Tensor,
+    leaves: Mapping[str, Tensor],
+    sites: Mapping[OpSite, _Edge],
+    seen: Seen,
+) -> _Gradients:
     names = list(leaves)
     edges = {site: handler.edge for site, handler in sites.items() if handler.edge is not None}
     targets: list[Any] = [*(leaves[n] for n in names), *edges.values()]
     found: Sequence[Tensor | None] = torch.autograd.grad(value, targets, allow_unused=True) if targets else ()
     parameters, states = found[: len(names)], found[len(names) :]
+    for name, gradient in zip(names, parameters, strict=True):
+        if gradient is not None:
+            seen(name, gradient)
     return _Gradients(
         norms={n: _norm(g) for n, g in zip(names, parameters, strict=True)},
         sizes={n: leaves[n].numel() for n in names},
@@ -216,6 +232,7 @@ def _branches(streams: Sequence[Stream], gradients: _Gradients, lr: float | None
                 kind=branch.kind,
                 parameter_norm=norm,
                 activation_rms=gradients.rms.get(branch.add, math.nan),
+                traced=branch.add in gradients.rms,
                 parameters=entries,
                 weight_norm=weight,
                 update_ratio=lr * norm / weight if lr is not None and weight else None,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from normprobe.capture.invoke import Inputs
 from normprobe.measures.batchnorm import Kept
-from normprobe.measures.bounded import Bounded
 from normprobe.measures.extra import Subject
 from normprobe.measures.extras import measure_extras
 from normprobe.measures.forward import measure_forward
 from normprobe.measures.gradients import measure_gradients
+from normprobe.measures.optimizer import measure_optimizer, trained
 from normprobe.measures.repeats import Repeats
 from normprobe.measures.settings import Wanted
 from normprobe.records import Anatomy, Measurements, Skipped
@@ -23,24 +24,33 @@ def measure_level(
     one more with gradients; then the further measures."""
     wanted.tell("measure", 0, 0)
     kept, repeats = Kept(model, inputs, anatomy), Repeats(model, anatomy)
-    bounded = Bounded(model, inputs, anatomy, wanted.seed)
-    with kept.looking(), repeats.looking(), bounded.looking():
+    with kept.looking(), repeats.looking():
         measured, skipped = measure_forward(
             model, inputs, anatomy, wanted.seed, exact=wanted.exact, everywhere=everywhere
         )
-    stand_ins, unseen = bounded.record()
-    also = {"repeated_norms": repeats.record(), "bounded_norms": stand_ins}
-    measured, skipped = measured.model_copy(update=also), (*skipped, *unseen)
+    measured = measured.model_copy(update={"repeated_norms": repeats.record()})
     if kept.norms and "batchnorm" not in wanted.measures and "all" not in wanted.measures:
         batchnorm, more = kept.record(kept.running())
         measured, skipped = measured.model_copy(update={"batchnorm": batchnorm}), (*skipped, *more)
     if wanted.level == "backward":
         wanted.tell("gradients", 0, 0)
         untrained = measured.init is not None and measured.init.trained is False
+        gains = trained(model, anatomy) if isinstance(wanted.optimizer, Optimizer) else frozenset()
+        held: dict[str, Tensor] = {}
         gradients, more = measure_gradients(
-            model, inputs, anatomy, wanted.loss, wanted.lr, measured.residual, untrained=untrained
+            model,
+            inputs,
+            anatomy,
+            wanted.loss,
+            wanted.lr,
+            measured.residual,
+            untrained=untrained,
+            seen=lambda name, gradient: held.update({name: gradient} if name in gains else {}),
         )
         measured, skipped = measured.model_copy(update={"gradients": gradients}), (*skipped, *more)
+        if isinstance(wanted.optimizer, Optimizer):
+            known = measure_optimizer(model, anatomy, wanted.optimizer, held)
+            measured = measured.model_copy(update={"optimizer": known})
     subject = Subject(model, inputs, anatomy, measured, wanted.loss, wanted.seed, everywhere, wanted.tell)
     measured, more = measure_extras(wanted.measures, subject)
     return measured, (*skipped, *more)

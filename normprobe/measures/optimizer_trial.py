@@ -17,10 +17,14 @@ _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _SMALL, _LARGE = 1e-3, 1.0  # two gradients; steps that follow them differ by a thousand
 _SAME = 0.1
 _STEPS, _AWAY = 64, 4.0
+_MANY = 20  # steps after which a momentum of 0.9 has grown to nine tenths of what it becomes
 
 
-def stepped(optimizer: Optimizer, group: Mapping[str, Any], start: Tensor, gradient: float, steps: int = 1) -> Tensor:
-    """`start` after some steps of a copy of `optimizer` under the settings of `group`, every gradient the same.
+def stepped(
+    optimizer: Optimizer, group: Mapping[str, Any], start: Tensor, gradient: float | Tensor, steps: int = 1
+) -> Tensor:
+    """`start` after some steps of a copy of `optimizer` under the settings of `group`, every gradient the same: one
+    number for all elements, or a tensor of its shape.
 
     The copy has a state and a group of its own, and none of the hooks; what else the original holds is shared.
     """
@@ -30,7 +34,7 @@ def stepped(optimizer: Optimizer, group: Mapping[str, Any], start: Tensor, gradi
     copy.__dict__.update({name: OrderedDict() for name in _HOOKS})
     copy.__dict__.update(state=defaultdict(dict), param_groups=[{**group, "params": [parameter]}])
     for _ in range(steps):
-        parameter.grad = torch.full_like(parameter, gradient)
+        parameter.grad = gradient.clone() if isinstance(gradient, Tensor) else torch.full_like(parameter, gradient)
         type(optimizer).step(copy)  # that of the class: a schedule puts its own into the original
     return parameter.detach()
 
@@ -41,7 +45,7 @@ def group_of(optimizer: Optimizer, group: Mapping[str, Any], device: torch.devic
     one = torch.ones(8, device=device)
     try:
         idle = float((one - stepped(optimizer, group, one, 0.0)).abs().mean())
-        bare = {**group, "weight_decay": 0.0} if said["weight_decay"] else group
+        bare = _bare(group)
         small, large = (float((one - stepped(optimizer, bare, one, each)).abs().mean()) for each in (_SMALL, _LARGE))
     except Exception as error:  # whatever an optimiser raises that needs more than gradients
         reason = (
@@ -57,20 +61,46 @@ def keeps_rounded(optimizer: Optimizer, group: Mapping[str, Any], dtype: torch.d
     """Whether steps of a quarter of what rounding takes in `dtype` add up to a change all the same."""
     power = math.floor(math.log2(2 * _AWAY * step / torch.finfo(dtype).eps))
     start = torch.full((64,), 2.0**power, dtype=dtype, device=at)
-    return bool((stepped(optimizer, group, start, _LARGE, _STEPS) != start).any())
+    return bool((stepped(optimizer, _bare(group), start, _LARGE, _STEPS) != start).any())
 
 
-def lost(stored: Tensor, step: float) -> float:
-    """Share of the elements that neither adding nor subtracting `step` changes in their dtype."""
+def step_of_one(optimizer: Optimizer, group: Mapping[str, Any], device: torch.device) -> float:
+    """Size of the steps of an element of 1 whose gradient is 1."""
+    one = torch.ones(8, device=device)
+    return float(followed_steps(optimizer, group, one, one * _LARGE).mean())
+
+
+def followed_steps(optimizer: Optimizer, group: Mapping[str, Any], stored: Tensor, gradient: Tensor) -> Tensor:
+    """Sizes of the steps that a gradient makes which stays as it is: the first, or one after many where momentum has
+    made that larger; of each element, in float64, without weight decay."""
+    bare = _bare(group)
+    start, wide = stored.detach().double(), gradient.detach().double()
+    first, before, after = (stepped(optimizer, bare, start, wide, steps) for steps in (1, _MANY - 1, _MANY))
+    return torch.maximum((first - start).abs(), (after - before).abs())
+
+
+def lost(stored: Tensor, steps: Tensor) -> float:
+    """Share of the elements that neither adding nor subtracting their step changes in their dtype, of those that
+    take one.
+
+    Args:
+        stored: the parameter.
+        steps: sizes of the same shape, float64; one is not 0.
+    """
     wide = stored.detach().double()
-    still = ((wide + step).to(stored.dtype) == stored) & ((wide - step).to(stored.dtype) == stored)
-    return float(still.double().mean())
+    still = ((wide + steps).to(stored.dtype) == stored) & ((wide - steps).to(stored.dtype) == stored)
+    return float(still[steps > 0].double().mean())
 
 
 def full_rate(group: Mapping[str, Any]) -> dict[str, Any]:
     """The group at the learning rate that its schedule started from, where there is one."""
     first = group.get("initial_lr")
     return {**group} if first is None else {**group, "lr": first}
+
+
+def _bare(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group without weight decay."""
+    return {**group, "weight_decay": 0.0} if group.get("weight_decay") else group
 
 
 def _number(value: Any) -> float | None:

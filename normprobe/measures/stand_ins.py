@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from normprobe.errors import NormprobeError
+
 
 class UndifferentiableError(Exception):
     """No gradient can be taken; the text is the reason, as a skip gives it."""
@@ -14,15 +16,19 @@ class UndifferentiableError(Exception):
 
 @contextmanager
 def differentiated(what: str) -> Iterator[None]:
-    """Around a forward that is recorded by autograd, or a backward: what autograd or a kernel refuses is a reason.
+    """Around a forward that is recorded by autograd, or a backward: what autograd, a kernel or the model itself refuses
+    is a reason, as the same forward ran without gradients.
 
     Raises:
-        UndifferentiableError: in the place of a RuntimeError.
+        UndifferentiableError: in the place of what was raised, but for normprobe's own errors.
     """
     try:
         yield
-    except RuntimeError as error:
-        raise UndifferentiableError(f"autograd cannot differentiate the {what}: {error}") from error
+    except NormprobeError:
+        raise
+    except Exception as error:  # whatever a model raises that takes gradients for training
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        raise UndifferentiableError(f"autograd cannot differentiate the {what}: {kind}{error}") from error
 
 
 @contextmanager

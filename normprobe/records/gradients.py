@@ -46,7 +46,7 @@ class GradientLaw(Record):
 
 class BranchGradient(Record):
     """Gradient of one branch: L2 norm over all its parameters, and RMS of the gradient that reaches its add
-    over the tokens that are no padding.
+    over the tokens that are no padding; NaN where none is `traced` there, as autograd does not know the add.
 
     `weight_norm` is the L2 norm of these parameters. For the learning rate of the measure, `update_ratio` is
     lr · parameter_norm / weight_norm, a step of gradient descent as a share of the weights, and `adam_ratio`
@@ -60,6 +60,7 @@ class BranchGradient(Record):
     kind: str
     parameter_norm: float
     activation_rms: float
+    traced: bool = True
     parameters: int
     weight_norm: float | None = None
     update_ratio: float | None = None

@@ -34,9 +34,11 @@ class NormStep(Record):
         one_plus: whether it is a gain applied as 1 + w.
         group: index into `OptimizerMeasure.groups`.
         dtype: that it is stored and stepped in.
-        lost: share of its elements that a step of the group's size leaves as they are, up and down; 0 where the
-            optimiser keeps what rounding takes (a copy in float32, compensation, stochastic rounding); None where the
-            size is not known or the model holds no values.
+        step: median size of the steps of its elements that take one: the one of the group, or where that follows the
+            gradient what the gradient of the measured loss makes, at level "backward"; None where it is not known.
+        lost: share of these elements that such a step leaves as they are, up and down; 0 where the optimiser keeps what
+            rounding takes (a copy in float32, compensation, stochastic rounding); None where the size is not known or
+            the model holds no values.
     """
 
     path: str
@@ -45,6 +47,7 @@ class NormStep(Record):
     one_plus: bool
     group: int
     dtype: str
+    step: float | None
     lost: float | None
 
 

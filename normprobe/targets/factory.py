@@ -35,18 +35,13 @@ def load_factory(where: str, attribute: str, options: TargetOptions, name: str) 
         TargetError: the code cannot be imported, has no such factory, raises, or returns something else.
     """
     options.refuse("a factory builds the model", "revision", "config_only", "allow_pickle", "trust_remote_code")
-    is_file = where.endswith(".py")
-    folder = Path(where).resolve().parent if is_file else Path.cwd()
-    with _importing_from(folder), quiet(), seeded(options.seed):
-        with _named_error(f"{name}: importing {where} failed"):
-            module = _import_file(Path(where)) if is_file else _import_module(where, name)
-        found = _lookup(module, attribute, where, name)
+    with seeded(options.seed), imported(where, attribute, name) as found:
         if isinstance(found, nn.Module):
             result: Any = found
         else:
             _check_callable(found, attribute, name)
             device = torch.device("meta") if options.meta else contextlib.nullcontext()
-            with _named_error(f"{name}: the factory raised"), device:
+            with named_error(f"{name}: the factory raised"), device:
                 result = found()
     model, inputs = _unpack(result, name)
     return Built(model, "factory", inputs=inputs, notes=(f"factory called under seed {options.seed}",))
@@ -64,22 +59,33 @@ def sized_factory(name: str) -> Callable[[int], Any] | None:
     is_file = where.endswith(".py")
     if not is_file and not (where and all(part.isidentifier() for part in (*where.split("."), *attribute.split(".")))):
         return None
-    folder = Path(where).resolve().parent if is_file else Path.cwd()
-    with _importing_from(folder), quiet(), _named_error(f"{name}: importing {where} failed"):
-        module = _import_file(Path(where)) if is_file else _import_module(where, name)
-    found: Any = _lookup(module, attribute, where, name)
     try:
-        inspect.signature(found).bind(1)
+        with imported(where, attribute, name) as found:
+            inspect.signature(found).bind(1)
     except (TypeError, ValueError) as error:
         expected = "a function of one size: def factory(width): return model, inputs"
         raise TargetError(f"{name}: not a factory of sizes", expected=expected, found=str(error)) from error
 
     def built(size: int) -> Any:
-        with _named_error(f"{name}: the factory raised for {size}"):
+        with named_error(f"{name}: the factory raised for {size}"):
             model, inputs = _unpack(found(size), name)
         return model if inputs is None else (model, inputs)
 
     return built
+
+
+@contextlib.contextmanager
+def imported(where: str, attribute: str, name: str) -> Iterator[Any]:
+    """What `attribute` names in a file or module; inside, modules beside it can be imported, and nothing is printed.
+
+    Raises:
+        TargetError: the code cannot be imported, or has nothing of that name.
+    """
+    is_file = where.endswith(".py")
+    with _importing_from(Path(where).resolve().parent if is_file else Path.cwd()), quiet():
+        with named_error(f"{name}: importing {where} failed"):
+            module = _import_file(Path(where)) if is_file else _import_module(where, name)
+        yield _lookup(module, attribute, where, name)
 
 
 @contextlib.contextmanager
@@ -93,7 +99,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _named_error(message: str) -> Iterator[None]:
+def named_error(message: str) -> Iterator[None]:
     """Turn the user's own error into a TargetError that shows its type, its text and its line."""
     try:
         yield

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from normprobe import probe
+from normprobe.checks import find, run
+from tests.checks import builders as b
 
 
 class Write(nn.Linear):
@@ -75,3 +77,32 @@ def test_np504_finds_a_gradient_that_breaks_outside_the_streams() -> None:
         "the backward of SqrtBackward0 in the model itself gave the first"
     )
     assert "scale" in found.places
+
+
+def test_np504_passes_an_add_that_autograd_does_not_know() -> None:
+    """Blocks that run without gradients: none was traced there, which is not a gradient that is NaN."""
+    for traced, count in ((False, 0), (True, 1)):
+        rows = b.gradients()
+        lost = rows.branches[0].model_copy(update={"activation_rms": math.nan, "traced": traced})
+        found = rows.model_copy(update={"branches": (lost, *rows.branches[1:])})
+        assert len([f for f in run(b.document(gradients=found), [find("NP504")])[0]]) == count
+
+
+class Truncated(nn.Module):
+    """Its first block runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Written(), Written()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.first(x)
+        return self.last(x)
+
+
+def test_a_stream_under_no_grad_is_told_from_a_broken_one() -> None:
+    report = probe(Truncated(), torch.randn(1, 4, 8), level="backward")
+    assert report.gradients is not None
+    assert {branch.traced for branch in report.gradients.branches} == {True, False}
+    assert "NP504" not in {f.code for f in report.findings}

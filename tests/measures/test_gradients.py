@@ -296,25 +296,34 @@ def test_an_operation_without_derivative_is_a_skip_with_the_error() -> None:
 
 
 class Refuses(nn.Module):
-    """A kernel that runs only where no gradient is asked for, as some do."""
+    """A kernel, or a model, that runs only where no gradient is asked for, as some do."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__()
-        self.chain = Chain([1.0] * 4)
+        self.chain, self.error = Chain([1.0] * 4), error
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.chain(x)
         if x.requires_grad:
-            raise NotImplementedError("planted: no backward here")
+            raise self.error
         return x
 
 
-def test_a_forward_that_refuses_gradients_is_a_skip_of_each_measure_that_needs_them() -> None:
-    report = probe(Refuses(), torch.randn(1, 4, 8), level="backward", measures=("gain", "jacobian", "smoothness"))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NotImplementedError("planted: no backward here"), "planted: no backward here"),
+        (AssertionError("planted: not in eval mode"), "AssertionError: planted: not in eval mode"),
+    ],
+)
+def test_a_forward_that_refuses_gradients_is_a_skip_of_each_measure_that_needs_them(
+    error: Exception, said: str
+) -> None:
+    report = probe(Refuses(error), torch.randn(1, 4, 8), level="backward", measures=("gain", "jacobian", "smoothness"))
     assert report.residual
     reasons = {one.what: one.why for one in report.skipped}
     for measure in ("gradients", "gain", "jacobian", "smoothness"):
-        assert reasons[measure] == "autograd cannot differentiate the model: planted: no backward here"
+        assert reasons[measure] == f"autograd cannot differentiate the model: {said}"
 
 
 def test_there_is_nothing_to_differentiate_on_meta() -> None:

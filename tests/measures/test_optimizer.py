@@ -121,7 +121,10 @@ def test_steps_are_lost_in_half_precision_unless_the_optimiser_keeps_them() -> N
 @pytest.mark.parametrize(("step", "share"), [(0.0019, 0.75), (0.0021, 0.5), (0.0041, 0.25), (0.017, 0.0)])
 def test_what_is_lost_by_the_spacing_of_numbers(step: float, share: float) -> None:
     """bfloat16 is 1/256 apart below 1, 1/128 above, 1/32 above 4: half of it is lost."""
-    assert lost(torch.tensor([0.0, 1.0, 1.5, 4.5], dtype=torch.bfloat16), step) == share
+    stored = torch.tensor([0.0, 1.0, 1.5, 4.5], dtype=torch.bfloat16)
+    assert lost(stored, torch.full((4,), step, dtype=torch.float64)) == share
+    still = torch.tensor([step, 0.0, 0.0, 0.0], dtype=torch.float64)  # the others take no step that could be lost
+    assert lost(stored, still) == 0
 
 
 def test_an_optimiser_that_needs_more_is_said_and_none_is_refused() -> None:
@@ -142,3 +145,56 @@ def test_a_model_without_values_has_steps_of_no_size() -> None:
     assert found is not None
     assert [n.lost for n in found.norms] == [None] * 3
     assert found.groups[0].step == pytest.approx(1e-2, rel=1e-3)
+
+
+def followed(optimizer: Callable[[Any], Optimizer], dtype: torch.dtype = torch.bfloat16) -> tuple[Any, Tensor]:
+    """The gain of the first norm as the optimiser steps it by the gradient of the mean square, and that gradient."""
+    model = net(dtype)
+    x = X.to(dtype)
+    report = normprobe.probe(
+        model, x, level="backward", loss=lambda y, _: y.square().mean(), optimizer=optimizer(model.parameters())
+    )
+    assert report.measurements.optimizer is not None
+    (gradient,) = torch.autograd.grad(model(x).square().mean(), [model[0].weight])
+    return report.measurements.optimizer.norms[0], gradient.double().abs()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("lr", [0.02, 8.0, 200.0])
+def test_a_step_that_follows_the_gradient_is_that_of_the_measured_one(lr: float, momentum: float) -> None:
+    found, gradient = followed(lambda p: SGD(p, lr=lr, momentum=momentum, weight_decay=0.1))
+    steps = lr * gradient * (1 if momentum == 0 else (1 - momentum**20) / (1 - momentum))
+    assert found.step == pytest.approx(float(steps.median()), rel=1e-3)
+    below = ((1 - steps).bfloat16() == 1) & ((1 + steps).bfloat16() == 1)
+    assert found.lost == pytest.approx(float(below.double().mean()))
+
+
+def test_gradients_that_differ_lose_a_part_of_their_steps() -> None:
+    shares = [followed(lambda p, lr=lr: SGD(p, lr=lr))[0].lost for lr in (0.02, 50.0, 5000.0)]
+    assert shares[0] == 1
+    assert 0 < shares[1] < 1
+    assert shares[2] < 0.1
+
+
+def test_without_a_gradient_such_a_step_has_no_size() -> None:
+    model = net(torch.bfloat16)
+    assert [n.lost for n in measured(model, SGD(model.parameters(), lr=0.1)).norms] == [None] * 3
+
+
+class CompensatedMomentum(SGD):
+    """SGD that keeps in its state what rounding takes."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state: dict[str, Tensor] = self.state[p]
+                held = state.setdefault("exact", p.detach().double())
+                speed = state.setdefault("speed", torch.zeros_like(held))
+                speed.mul_(0.9).add_(p.grad.double())
+                held -= group["lr"] * speed
+                p.data.copy_(held)
+
+
+def test_momentum_does_not_pass_for_an_optimiser_that_keeps_what_rounding_takes() -> None:
+    assert followed(lambda p: SGD(p, lr=0.02, momentum=0.9))[0].lost > 0.5
+    assert followed(lambda p: CompensatedMomentum(p, lr=0.02))[0].lost == 0

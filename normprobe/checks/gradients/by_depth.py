@@ -55,6 +55,8 @@ def unjudged(data: ReportData) -> str:
 
 
 def severity(data: ReportData) -> Severity:
-    """A warning; of a model that was trained a note, as it has shown that it learns."""
-    init = data.measurements.init
-    return Severity.NOTE if init is not None and init.trained else Severity.WARNING
+    """A warning. A note of a model that was trained, as it has shown that it learns; and of one with batch norms whose
+    statistics were never moved, as these norm nothing in eval mode, in which gradients are taken."""
+    init, batchnorm = data.measurements.init, data.measurements.batchnorm
+    fresh = batchnorm is not None and any(site.default and site.keeps == "moving" for site in batchnorm.sites)
+    return Severity.NOTE if fresh or (init is not None and init.trained) else Severity.WARNING

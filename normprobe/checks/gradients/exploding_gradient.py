@@ -36,6 +36,8 @@ class ExplodingGradient(Check):
     ## When to ignore it
 
     When the model trains with normed steps for each parameter (Adam, LARS) and shows no spikes.
+    Where it is a note: in a trained model; and where batch norms hold statistics that were never moved, which norm
+    nothing in eval mode, in which gradients are taken.
 
     ## References
 

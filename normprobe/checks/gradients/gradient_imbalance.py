@@ -38,7 +38,8 @@ class GradientImbalance(Check):
     ## When to ignore it
 
     In a trained model, where it is a note: an optimum has small gradients everywhere, and their ratio says
-    little.
+    little. Where batch norms hold statistics that were never moved, a note too: these norm nothing in eval mode, in
+    which gradients are taken.
 
     ## References
 

@@ -95,7 +95,8 @@ class NonFinite(Check):
     def _backward(self, gradients: GradientMeasure, anatomy: Anatomy) -> Iterator[_Lost]:
         """The same of gradients: of branches, then of the parameters outside them."""
         for branch in gradients.branches:
-            if self.exceeds(branch.parameter_norm) or self.exceeds(branch.activation_rms):
+            lost = branch.traced and self.exceeds(branch.activation_rms)
+            if lost or self.exceeds(branch.parameter_norm):
                 yield f"gradients in stream {branch.stream}", branch.path
         inside = {name for stream in anatomy.streams for branch in stream.branches for name in branch.parameters}
         for name in gradients.non_finite_parameters:

@@ -35,6 +35,8 @@ class VanishingGradient(Check):
     ## When to ignore it
 
     Where the first blocks are frozen, or the loss was made up and the true one reads the early blocks.
+    Where it is a note: in a trained model; and where batch norms hold statistics that were never moved, which norm
+    nothing in eval mode, in which gradients are taken.
 
     ## References
 

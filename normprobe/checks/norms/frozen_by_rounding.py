@@ -22,7 +22,8 @@ class FrozenByRounding(Check):
 
     How many elements of every gain and offset stay as they are when a step of the given optimiser is added or
     subtracted in the dtype in which they are stored. The size of a step is that of a copy of the optimiser,
-    where it does not follow the size of the gradient (Adam, Lion and their kin). An optimiser that keeps what
+    where it does not follow the size of the gradient (Adam, Lion and their kin); where it does (SGD), what the gradient
+    of one batch makes, at level "backward", with its momentum at full speed. An optimiser that keeps what
     is rounded away is found out by letting the copy take 64 small steps, and passed.
 
     ## Why it matters
@@ -54,9 +55,7 @@ class FrozenByRounding(Check):
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for all gains and offsets whose steps are lost."""
         known = data.measurements.optimizer
-        if known is None:
-            yield self.skip("no optimiser was given: pass optimizer= to normprobe.probe")
-            return
+        assert known is not None  # else `run` has said so
         if known.foreign and not known.norms:
             yield self.skip("the optimiser holds copies of the parameters, which keep what is rounded away")
         yield from self._unknown([step for step in known.norms if step.dtype in _HALF and step.lost is None], known)
@@ -71,7 +70,7 @@ class FrozenByRounding(Check):
 
     def _found(self, lost: Sequence[NormStep], known: OptimizerMeasure) -> Finding:
         worst = max(lost, key=lambda step: step.lost or 0.0)
-        share, size = worst.lost or 0.0, known.groups[worst.group].step or 0.0
+        share, size = worst.lost or 0.0, worst.step or 0.0
         count = known.gains + known.offsets
         return self.finding(
             worst.path,

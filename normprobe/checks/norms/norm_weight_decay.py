@@ -53,9 +53,7 @@ class NormWeightDecay(Check):
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for all gains, or offsets, that decay."""
         known = data.measurements.optimizer
-        if known is None:
-            yield self.skip("no optimiser was given: pass optimizer= to normprobe.probe")
-            return
+        assert known is not None  # else `run` has said so
         if known.foreign and not known.norms:
             yield self.skip("the optimiser holds copies of the parameters, and which is of a norm is not known")
         decayed = [step for step in known.norms if self._decays(known.groups[step.group])]

@@ -72,6 +72,16 @@ def test_a_model_that_was_trained_gets_notes(trained: bool | None, severity: str
         assert [f.severity.value for f in judge(code, found, init=init)[0]] == [severity]
 
 
+@pytest.mark.parametrize(
+    ("facts", "severity"),
+    [({"default": True}, "note"), ({"default": False}, "warning"), ({"default": True, "keeps": "fixed"}, "warning")],
+)
+def test_statistics_that_never_moved_leave_a_note(facts: dict[str, Any], severity: str) -> None:
+    known = b.batchnorm(b.batch_norm(**facts))
+    (found,), _ = judge("NP502", b.gradients(sizes=(1e-5, 0.1)), batchnorm=known)
+    assert found.severity.value == severity
+
+
 @pytest.mark.parametrize("code", ["NP502", "NP503"])
 @pytest.mark.parametrize("sizes", [(math.nan, 0.1), (math.inf, 0.1), (0.1, math.inf), (0.1, 0.0), (0.1,)])
 def test_what_cannot_be_compared_is_skipped(code: str, sizes: tuple[float, ...]) -> None:
