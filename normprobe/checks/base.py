@@ -20,6 +20,11 @@ from normprobe.records import Finding, ReportData, Severity, Skipped
 
 Outcome: TypeAlias = Iterator[Finding | Skipped]
 
+# What a probe gives only when it is asked to, and the option that asks.
+SIGNAL = "the signal (--level forward)"
+GRADIENTS = "gradients (--backward)"
+OPTIMISER = "an optimiser (--optimizer)"
+
 
 class Needs(Flag):
     """What a check has to be given before it can speak."""
@@ -109,9 +114,13 @@ class Check(ABC):
     def run(self, data: ReportData) -> Outcome:
         """`check`, or one `Skipped` where the level of the probe cannot give what this check needs."""
         if Needs.BACKWARD in self.needs and data.level != "backward":
-            yield self.skip(f'needs gradients, the probe ran at level "{data.level}": run it at level "backward"')
+            why = f'needs gradients, the probe ran at level "{data.level}": run it at level "backward"'
+            yield self.skip(why, unasked=GRADIENTS)
+        elif Needs.OPTIMIZER in self.needs and data.measurements.optimizer is None:
+            yield self.skip("no optimiser was given: pass optimizer= to normprobe.probe", unasked=OPTIMISER)
         elif Needs.FORWARD in self.needs and data.level == "structure":
-            yield self.skip('needs a measured forward pass, the probe ran at level "structure"')
+            why = 'needs a measured forward pass, the probe ran at level "structure"'
+            yield self.skip(why, unasked=SIGNAL)
         else:
             yield from self.check(data)
 
@@ -192,8 +201,9 @@ class Check(ABC):
             return known.source
         return f"settings, in place of {number(known.value)} ({known.source})"
 
-    def skip(self, why: str, places: Iterable[str] = ()) -> Skipped:
-        """What this check could not look at, and why; up to three places are named, the rest counted."""
+    def skip(self, why: str, places: Iterable[str] = (), unasked: str = "") -> Skipped:
+        """What this check could not look at, and why; up to three places are named, the rest counted. `unasked`: what a
+        probe that was asked for more would have given it."""
         paths = list(dict.fromkeys(places))
         named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-        return Skipped(what=f"{self.code} {self.name}" + (f" at {named}" if paths else ""), why=why)
+        return Skipped(what=f"{self.code} {self.name}" + (f" at {named}" if paths else ""), why=why, unasked=unasked)

@@ -62,10 +62,12 @@ class Finding(Record):
 
 
 class Skipped(Record):
-    """Something that was not looked at, and why."""
+    """Something that was not looked at, and why. `unasked` names what it needs and the option that asks for it, where
+    the probe was not asked for that; else it is empty."""
 
     what: str
     why: str
+    unasked: str = ""
 
 
 class Ignored(Record):

@@ -15,7 +15,7 @@ _MOST_CHECKS = 6  # named; more are counted, --format json names all
 
 @dataclass(frozen=True)
 class FindingGroup:
-    """All findings of one code and severity; `first` speaks for them."""
+    """All findings of one code and severity that stand on one claim; `first` speaks for them."""
 
     first: Finding
     findings: tuple[Finding, ...]
@@ -50,11 +50,15 @@ class FindingGroup:
 
 
 def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """One group for each severity and code, the worst severity first, then by code; what is known comes last."""
-    groups: dict[tuple[bool, int, str], list[Finding]] = {}
+    """One group for each severity, code and source, the worst severity first, then by code; what is known comes last.
+
+    Findings of one check that stand on different sources are measured against different limits.
+    """
+    groups: dict[tuple[bool, int, str, str], list[Finding]] = {}
     for one in findings:
-        groups.setdefault((one.known, one.severity.rank, one.code), []).append(one)
-    return [FindingGroup(members[0], tuple(members)) for _, members in sorted(groups.items())]
+        groups.setdefault((one.known, one.severity.rank, one.code, one.source), []).append(one)
+    ordered = sorted(groups.items(), key=lambda item: item[0][:3])
+    return [FindingGroup(members[0], tuple(members)) for _, members in ordered]
 
 
 def titled_places(data: ReportData, group: FindingGroup) -> list[str]:
@@ -63,11 +67,26 @@ def titled_places(data: ReportData, group: FindingGroup) -> list[str]:
 
 
 def skipped_groups(skipped: Sequence[Skipped]) -> list[tuple[tuple[str, ...], str]]:
-    """(what was skipped, the reason) for each distinct reason, in the order in which they came."""
+    """(what was skipped, the reason) for each distinct reason, in the order in which they came; what the probe was not
+    asked for comes last, in one row."""
     groups: dict[str, list[str]] = {}
-    for one in skipped:
+    for one in (one for one in skipped if not one.unasked):
         groups.setdefault(one.why, []).append(one.what)
-    return [(tuple(dict.fromkeys(what)), why) for why, what in groups.items()]
+    rows = [(tuple(dict.fromkeys(what)), why) for why, what in groups.items()]
+    unasked = _unasked(skipped)
+    return [*rows, (("not asked for",), unasked)] if unasked else rows
+
+
+def _unasked(skipped: Sequence[Skipped]) -> str:
+    """What the probe was not asked for, each with the checks that need it; empty where nothing is missing."""
+    groups: dict[str, list[str]] = {}
+    for one in (one for one in skipped if one.unasked):
+        groups.setdefault(one.unasked, []).append(one.what.partition(" ")[0])
+    parts = []
+    for what, codes in groups.items():
+        named = dict.fromkeys(codes)
+        parts.append(f"{what}: {', '.join(named) if len(named) <= _MOST_CHECKS else plural(len(named), 'check')}")
+    return " · ".join(parts)
 
 
 def left_out(data: ReportData) -> list[tuple[str, str]]:

@@ -50,7 +50,8 @@ def weights_facts(data: ReportData) -> list[str]:
 
 def gaps(data: ReportData) -> list[str]:
     """How much was not looked at, and how many checks the settings left out; empty where all was."""
-    skipped = f"{len(data.skipped)} not looked at" if data.skipped else ""
+    unseen = sum(not one.unasked for one in data.skipped)
+    skipped = f"{unseen} not looked at" if unseen else ""
     off = sum(one.findings is None for one in data.ignored)
     silenced = sum(one.findings or 0 for one in data.ignored)
     facts = (

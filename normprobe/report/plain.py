@@ -50,6 +50,6 @@ def _counts(data: ReportData) -> str:
         plural(len(data.anatomy.norms), "norm"),
         plural(len(data.anatomy.streams), "residual stream"),
         plural(len(data.anatomy.attention), "attention site"),
-        f"{plural(len(data.skipped), 'thing')} skipped",
+        f"{plural(sum(not one.unasked for one in data.skipped), 'thing')} skipped",
     )
     return "  " + ", ".join(counts)
