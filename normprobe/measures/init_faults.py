@@ -12,8 +12,8 @@ from normprobe.measures.draws import Fit
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Branch, WeightSite
+from normprobe.records.anatomy import Follower
 from normprobe.records.init import BlockedBranch
-from normprobe.records.weights import Follower
 
 _DRAWN = ("normal", "truncated_normal", "uniform")
 _BY_FAN = ("lecun", "kaiming", "torch_default")
@@ -31,11 +31,12 @@ def same_outputs(parameter: Tensor, site: WeightSite) -> bool:
 
 def misread(site: WeightSite, found: Fit) -> tuple[str, ...]:
     """The recipes by fan_in that fit with another count than the inputs that are summed over: the outputs, or what
-    torch's initialisers count from the shape, whose second axis and all behind it they take for the inputs."""
+    torch's initialisers count from the shape, whose second axis and all behind it they take for the inputs. A count of
+    1 is none: what fits it was drawn with a standard deviation of about 1, as plain draws are."""
     if site.kind == "embedding" or len(site.shape) < 2 or found.distribution not in _DRAWN:
         return ()
     counted = math.prod(site.shape[1:])
-    wrong = {site.fan_out, counted} - {site.fan_in}
+    wrong = {site.fan_out, counted} - {site.fan_in, 1}
     drawn = tuple(Drawn(fan, fan, (), False, found.distribution) for fan in wrong)
     if not drawn:
         return ()

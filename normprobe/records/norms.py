@@ -77,7 +77,8 @@ class NormSite(NormSpec):
     `weight` and `bias` hold full parameter paths. `executions` counts the calls in one forward. `dtype` is that of the
     norm's input in the recorded forward ("float32"; empty where it never ran). `follows` is the path of a norm of the
     same elements whose output it reads, with no more than moves and constant factors between, where nothing else reads
-    that output.
+    that output. `idle_beside` are, for a norm that never ran, other modules with parameters in the same module that did
+    not either.
     """
 
     path: str
@@ -87,4 +88,5 @@ class NormSite(NormSpec):
     executed: bool = True
     module: bool = True
     follows: str | None = None
+    idle_beside: tuple[str, ...] = ()
     class_name: str = Field(default="", alias="class")

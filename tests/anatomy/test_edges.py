@@ -159,6 +159,25 @@ def test_norm_whose_parameters_a_function_took_is_not_unused() -> None:
     ]
 
 
+def test_what_else_did_not_run_beside_an_unused_norm_is_told() -> None:
+    class Optional(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cross, self.cross_norm = nn.Sequential(nn.Linear(WIDTH, WIDTH)), nn.LayerNorm(WIDTH)
+            self.idle, self.drop = nn.LayerNorm(WIDTH), nn.Dropout()
+
+    (unused, other), *_ = zip(*[iter(n for n in anatomy(Net(Optional)).norms if not n.executed)] * 2, strict=True)
+    assert (unused.path, unused.idle_beside) == ("blocks.0.cross_norm", ("blocks.0.cross",))
+    assert (other.path, other.idle_beside) == ("blocks.0.idle", ("blocks.0.cross",))
+
+    class Forgotten(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle, self.drop = nn.LayerNorm(WIDTH), nn.Dropout()
+
+    assert {n.idle_beside for n in anatomy(Net(Forgotten)).norms if not n.executed} == {()}
+
+
 def test_parameters_of_a_written_out_norm_are_told_apart() -> None:
     class Written(Block):
         def __init__(self) -> None:

@@ -250,3 +250,35 @@ def test_a_norm_behind_the_final_norm_belongs_to_the_head() -> None:
 
     roles = {norm.path: norm.role for norm in anatomy_of(Masked(), torch.randn(2, 3, WIDTH)).norms}
     assert roles == {"norm": "pre", "final": "final", "transform.2": "head"}
+
+
+class Classifier(nn.Module):
+    """Blocks, and a head that reads what `way` makes of the raw stream."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.entry, self.blocks = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Block() for _ in range(2))
+        self.head, self.way = nn.Linear(WIDTH, 5), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.entry(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.way(x))
+
+
+@pytest.mark.parametrize(
+    ("way", "pooled"),
+    [
+        (lambda x: x, False),
+        (lambda x: x[:, 0], False),
+        (lambda x: x.mean(1), True),
+        (lambda x: x[:, 1:].sum(1) / 3, True),
+        (lambda x: nn.functional.adaptive_avg_pool1d(x.mT, 1).flatten(1), True),
+        (lambda x: torch.cat([x[:, :1], x.mean(1, keepdim=True)], 1), False),
+    ],
+    ids=["each token", "first token", "mean", "sum", "pool", "first token and mean"],
+)
+def test_a_head_that_reads_a_pool_alone_is_told(way: Callable[[Tensor], Tensor], pooled: bool) -> None:
+    stream = only_stream(anatomy_of(Classifier(way), torch.randn(2, 4, WIDTH)))
+    assert stream.raw_end == RawEnd(reader="head", pooled=pooled)

@@ -311,5 +311,12 @@ def test_np208_skips_a_norm_of_a_module_that_did_not_run(path: str) -> None:
     assert "nothing else was seen to run" in skipped[0].why
 
 
+def test_np208_notes_a_norm_of_an_optional_branch() -> None:
+    norm = idle("blocks.0.cross_norm").model_copy(update={"idle_beside": ("blocks.0.cross",)})
+    (found,), _ = judge("NP208", b.document(norms=(b.norm(), norm)))
+    assert found.severity.value == "note"
+    assert found.message.endswith("although the module around it ran; nor was cross beside it")
+
+
 def test_np208_passes_norms_that_ran() -> None:
     assert judge("NP208", b.document()) == ((), ())

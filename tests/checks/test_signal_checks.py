@@ -50,6 +50,25 @@ def test_np201_leaves_a_stream_that_is_returned_to_its_reader() -> None:
     )
 
 
+def test_np201_warns_of_a_pool_that_is_read_unless_a_norm_lies_idle() -> None:
+    raw = b.stream(final_norm=None, raw_end=RawEnd(reader="head", pooled=True))
+    (found,), _ = judge("NP201", b.document(streams=(raw,), residual=()))
+    assert found.severity.value == "warning"
+    assert found.message == (
+        "a mean or sum over the tokens of the raw stream is read without a norm by head, after 2 writes"
+    )
+    idle = (b.norm("norm", role="unused", executions=0, executed=False, size=8),)
+    raw = raw.model_copy(update={"widths": (8,)})
+    (found,), _ = judge("NP201", b.document(streams=(raw,), norms=idle, residual=()))
+    assert found.severity.value == "error"
+
+
+def test_np201_warns_of_a_single_block() -> None:
+    blocks = tuple(b.branch(path, block="decoder") for path in ("decoder.attention", "decoder.mlp"))
+    raw = b.stream(final_norm=None, raw_end=RawEnd(reader="head"), branches=blocks)
+    assert judge("NP201", b.document(streams=(raw,), residual=()))[0][0].severity.value == "warning"
+
+
 def test_np201_names_no_head_where_none_was_found() -> None:
     data = b.document(streams=(b.stream(final_norm=None),), residual=())
     data = data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"head": None})})

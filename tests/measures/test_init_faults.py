@@ -53,6 +53,12 @@ def test_tables_and_weights_without_a_distribution_are_not_judged() -> None:
     assert misread(site((64, 64), 64, 64, 1), fit(nn.init.orthogonal_(torch.empty(64, 64)), 0)) == ()
 
 
+def test_a_plain_draw_is_no_wrong_count() -> None:
+    """A standard deviation of 1 fits every recipe by a count of 1, as of a weight with one output."""
+    weight = drawn((4096, 1), 1.0)
+    assert misread(site((4096, 1), 4096, 1, 1), fit(weight, 0)) == ()
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_outputs_that_are_the_same(axis: int) -> None:
     weight, where = drawn((8, 8), 1.0), site((8, 8), 8, 8, axis)

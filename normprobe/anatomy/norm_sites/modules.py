@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,14 +204,27 @@ def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
     """
     used = {node.name.rpartition(".")[0] for node in trace.nodes if node.op == "parameter"}
     ran = {call.path for call in trace.calls} | used
-    sites = []
+    sites: dict[str, NormSite] = {}
     for path, module in model.named_modules():
         if not path or path in ran or isinstance(module, ScriptModule) or any(True for _ in module.children()):
             continue
         spec = _identify_unused(module)
         if spec is not None and spec.kind not in NOT_NORMS:
-            sites.append(_site(model, path, spec, 0))
-    return sites
+            sites[path] = _site(model, path, spec, 0)
+    return [
+        site.model_copy(update={"idle_beside": tuple(_idle_beside(model, path, ran | sites.keys()))})
+        for path, site in sites.items()
+    ]
+
+
+def _idle_beside(model: nn.Module, path: str, known: Set[str]) -> Iterator[str]:
+    """The modules with parameters beside that at `path`, in which nothing is `known` to have run or to be a norm."""
+    parent = path.rpartition(".")[0]
+    for name, module in model.get_submodule(parent).named_children():
+        beside = f"{parent}.{name}" if parent else name
+        inside = any(one == beside or one.startswith(f"{beside}.") for one in known)
+        if not inside and any(True for _ in module.parameters()):
+            yield beside
 
 
 def _identify_unused(module: nn.Module) -> NormSpec | None:

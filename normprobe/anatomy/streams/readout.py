@@ -40,6 +40,7 @@ class Readout:
         far: the same where weights come before it on all ways.
         raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm;
             of any way where all of them pass one.
+        pooled: whether the first reader of every way that passes no norm reads a pool of the stream.
         beside: norms through which another returned tensor reads the stream, where the stream is returned raw first.
         returned: whether the head is the raw stream itself, pooled perhaps.
         raw_readers: readers of the raw stream that lead elsewhere, returned tensors included.
@@ -49,6 +50,7 @@ class Readout:
     norm: tuple[Step, ...]
     far: tuple[Step, ...]
     raw_way: str | None
+    pooled: bool
     beside: tuple[Step, ...]
     returned: bool
     raw_readers: tuple[str, ...]
@@ -66,6 +68,7 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     norms = [flow.steps[i] for i in sorted(head.ancestors) if i > start and flow.steps[i].role is Role.NORM]
     avoiding = _way(flow, value, head, norms)
     raw_way = avoiding or _way(flow, value, head)
+    pooled = avoiding is not None and _way(flow, value, head, norms, pools=False) is None
     norm: tuple[Step, ...] = ()
     far: tuple[Step, ...] = ()
     if raw_way is not None and avoiding is None:
@@ -79,7 +82,8 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     direct = norm if readers and all(s in norm for s in readers) else ()
     returned = head.value in _light_outputs(flow, value)
     beside = _beside(flow, value) if returned and not norm else ()
-    return Readout(direct, norm, far, raw_way, beside, returned, _elsewhere(flow, value, head.value, head.ancestors))
+    others = _elsewhere(flow, value, head.value, head.ancestors)
+    return Readout(direct, norm, far, raw_way, pooled, beside, returned, others)
 
 
 def _beside(flow: Flow, value: int) -> tuple[Step, ...]:
@@ -89,9 +93,9 @@ def _beside(flow: Flow, value: int) -> tuple[Step, ...]:
     return tuple(n for n in norms if flow.outputs.keys() & set(reached(flow, n.outputs[0], every)))
 
 
-def _way(flow: Flow, value: int, head: HeadWay, barriers: Sequence[Step] = ()) -> str | None:
+def _way(flow: Flow, value: int, head: HeadWay, barriers: Sequence[Step] = (), pools: bool = True) -> str | None:
     """The first reader on some way from `value` to the head, or into another stream's cross-attention, that avoids
-    `barriers`; None if there is no such way."""
+    `barriers`, and without `pools` reads no pool of the value; None if there is no such way."""
     todo: list[tuple[int, str | None]] = [(value, None)]
     seen, barred = {value}, {barrier.id for barrier in barriers}
     while todo:
@@ -100,6 +104,8 @@ def _way(flow: Flow, value: int, head: HeadWay, barriers: Sequence[Step] = ()) -
             return reader or flow.outputs.get(head.value, "output")
         for step in flow.readers(current):
             if step.id not in head.ancestors or step.id in barred:
+                continue
+            if reader is None and step.role is Role.POOL and not pools:
                 continue
             first = reader if reader is not None or step.role in _OPEN else flow.path(step)
             if step.id in head.foreign and step.role not in _OPEN and step.role is not Role.NORM:

@@ -189,7 +189,7 @@ def _final(
     if later and needed and path is None:
         needed, reason = None, f"the first output takes features at an inner layer; the end is {reason}"
     missing = needed and path is None and out.raw_way is not None
-    end = RawEnd(reader=out.raw_way or "", returned=out.returned) if missing else None
+    end = RawEnd(reader=out.raw_way or "", returned=out.returned, pooled=out.pooled) if missing else None
     return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason or unread, "raw_end": end}
 
 

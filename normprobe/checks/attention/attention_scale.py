@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ class AttentionScale(Check):
 
     The constant factor on q·k in force, wherever it is applied, times √(head width): 1 for the usual scale. Three
     things are told apart. One site of several alike (on one stream, and both or neither of them cross-attention) has
-    another scale than most: a warning. All have a scale far from 1/√d, and what was measured shows that nothing makes
-    up for it (new weights, and logits of a standard deviation of more than 5), or the scale is exactly that of the
-    full width of all heads, however near that is: a warning, unless the model is trained or its configuration states
-    that number. Else a note that says which form the scale has. New models whose logits have a standard deviation
-    near 1 at another scale draw their weights to fit, as T5 does, and are passed; so is a learned scale.
+    another scale than most: a warning, or a note where no other has its heads and its window. Layers of several sizes
+    whose scales follow one law (1, 1/d, 1/√d, 1/√width) do not differ. All have a scale far from 1/√d, and what was
+    measured shows that nothing makes up for it: a warning. In new models these are logits of a standard deviation of
+    more than 5. In trained ones it is a median of these standard deviations over the heads that is above 5 or below
+    0.5 and would lie between the two at 1/√d: weights that were trained for another scale than this one. Or the scale
+    is exactly that of the full width of all heads, however near that is: a warning, unless the model is trained or its
+    configuration states that number. Else a note that says which form the scale has. New models whose logits have a
+    standard deviation near 1 at another scale draw their weights to fit, as T5 does, and are passed; so is a learned
+    scale.
 
     ## Why it matters
 
@@ -70,6 +75,13 @@ class AttentionScale(Check):
         source="choice: five times that of unit queries and keys (Vaswani et al. 2017, footnote 4)",
     )
 
+    min_std: float = limit(
+        0.5,
+        unit=Unit.LOGIT,
+        source="choice: half that of unit queries and keys; of heads of trained models the median is 2 to 3, and no "
+        "attention is learned where it is next to uniform (docs/calibration.md#attention)",
+    )
+
     def check(self, data: ReportData) -> Outcome:
         """Yield what is wrong with the scale of single sites, and of all."""
         if not data.anatomy.attention:
@@ -79,19 +91,22 @@ class AttentionScale(Check):
             yield self.skip("the factor on q·k is not constant", unknown)
         seen = _Seen.of(data)
         for group in _alike(data):
-            usual = _usual(group)
+            usual = None if _of_one_law(group) else _usual(group)
             odd = [] if usual is None else [fit for fit in group if not _same(fit[1], usual)]
+            others = {_build(site) for site, fit in group if (site, fit) not in odd}
             for site, fit in odd:
-                yield self._differs(site, fit, usual or math.nan)
+                yield self._differs(site, fit, usual or math.nan, alike=_build(site) in others)
             yield from self._all([fit for fit in group if fit not in odd], seen)
 
-    def _differs(self, site: AttentionSite, fit: float, usual: float) -> Finding:
+    def _differs(self, site: AttentionSite, fit: float, usual: float, alike: bool) -> Finding:
+        own = "" if alike else ", with other heads or another window,"
         return self.finding(
             site.path,
             f"the scale is {number(site.scale or 0.0)}, {number(fit)} times 1/√{site.head_dim}; that of the other "
-            f"sites like it is {number(usual)} times",
+            f"sites like it{own} is {number(usual)} times",
             value=fit / usual,
             source="the recorded data flow: sites on the same stream",
+            severity=None if alike else Severity.NOTE,
         )
 
     def _all(self, fits: list[_Fit], seen: _Seen) -> Iterator[Finding]:
@@ -106,7 +121,28 @@ class AttentionScale(Check):
             stds = seen.stds([site for site, _ in found])
             drawn_to_fit = stds and seen.trained is False and not any(self.exceeds(_distance(std), 2.0) for std in stds)
             if full or not drawn_to_fit:
-                yield self._far(found, form, full, max(stds, default=math.nan), seen)
+                misfit = self._misfit(found, stds) if seen.trained else None
+                yield misfit or self._far(found, form, full, max(stds, default=math.nan), seen)
+
+    def _misfit(self, found: list[_Fit], stds: list[float]) -> Finding | None:
+        """What the logits say if the weights were trained for 1/√d, and not for the scale in force."""
+        (first, fit), *_ = found
+        std = statistics.median(stds) if stds else math.nan
+        usual = std / fit if fit > 0 else math.nan
+        if math.isnan(std) or not self._unusual(std) or self._unusual(usual):
+            return None
+        return self.finding(
+            first.path,
+            f"the scale is {number(first.scale or 0.0)}, {number(fit)} times 1/√{first.head_dim}, and the logits have "
+            f"a standard deviation of {number(std)} in the median head; at 1/√{first.head_dim} it would be "
+            f"{number(usual)}, as in models that are trained with that",
+            value=std,
+            against="max_std" if std > self.max_std else "min_std",
+            places=[site.path for site, _ in found],
+        )
+
+    def _unusual(self, std: float) -> bool:
+        return self.exceeds(std, self.max_std, least=self.min_std)
 
     def _far(self, found: list[_Fit], form: str, full: bool, std: float, seen: _Seen) -> Finding:
         sites = [site for site, _ in found]
@@ -169,6 +205,20 @@ def _alike(data: ReportData) -> list[list[_Fit]]:
             where = (site.heads, site.head_dim) if stream is None else (stream,)
             groups.setdefault((*where, site.cross), []).append((site, site.scale * math.sqrt(site.head_dim)))
     return list(groups.values())
+
+
+def _of_one_law(group: list[_Fit]) -> bool:
+    """Whether all scales are the same number, or one number over the head width, its root, or the root of the full
+    width: what one line of code makes of layers of several sizes."""
+    heads, full = [site.head_dim for site, _ in group], [site.heads * site.head_dim for site, _ in group]
+    laws = ([1.0] * len(group), heads, [math.sqrt(size) for size in heads], [math.sqrt(size) for size in full])
+    factors = ([(site.scale or 0.0) * size for (site, _), size in zip(group, law, strict=True)] for law in laws)
+    return any(all(_same(one, found[0]) for one in found) for found in factors)
+
+
+def _build(site: AttentionSite) -> tuple[object, ...]:
+    """What besides its scale tells one kind of site from another."""
+    return site.heads, site.kv_heads, site.head_dim, site.window, site.qk_norm is None
 
 
 def _usual(group: list[_Fit]) -> float | None:

@@ -22,7 +22,9 @@ class DeadGain(GainCheck):
     error, for a norm that all of the signal passes; a warning for one inside a branch. A norm on the output of
     a branch, beside which the stream goes on, is silent where all gains of this role are 0 and the model is not
     trained: they let every block start as the identity. It is a note where the model is trained, and a warning
-    where other gains of the role are not 0. Some of the elements: a warning above half of them, else a note.
+    where other gains of the role are not 0. Some of the elements: a warning above half of them, else a note. Global
+    response normalisation adds its input, which is there whatever the gain is: it is left out. So are the gains of
+    all query or all key norms of a new model: its attention starts uniform, and learns.
 
     ## Why it matters
 
@@ -54,10 +56,12 @@ class DeadGain(GainCheck):
         beside = {branch.output_norm for stream in data.anatomy.streams for branch in stream.branches}
         for norm in norms:
             gain = norm.known.gain
-            if gain is None or not gain.zeros:
+            if gain is None or not gain.zeros or norm.site.kind == "grn":  # x + gain · …: a gain of 0 leaves x
                 continue
             bypassed = norm.site.role == "output" or norm.site.path in beside
             severity: Severity | None = self._severity(norm, gain)
+            if _uniform_start(norm, norms) and not looks_trained(data):
+                continue
             if gain.zeros == gain.count and bypassed:
                 severity = _bypassed([n for n in norms if n.site.role == norm.site.role], looks_trained(data))
             if severity is not None:
@@ -77,6 +81,13 @@ class DeadGain(GainCheck):
         return self.finding(
             norm.site.path, text, value=gain.zeros / gain.count, severity=severity, bound=0.0, source="x · 0 = 0"
         )
+
+
+def _uniform_start(norm: Stored, norms: Sequence[Stored]) -> bool:
+    """Whether the gain is one of several of queries, or of keys, that are all 0: attention that starts uniform."""
+    alike = [other.known.gain for other in norms if other.site.role == norm.site.role]
+    closed = all(gain is not None and gain.zeros == gain.count for gain in alike)
+    return norm.site.role in ("query", "key") and len(alike) > 1 and closed
 
 
 def _bypassed(alike: Sequence[Stored], trained: bool) -> Severity | None:

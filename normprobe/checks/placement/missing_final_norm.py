@@ -22,7 +22,9 @@ class MissingFinalNorm(Check):
     the message says what reads the stream. The value is the RMS of the stream that is read there (median over
     tokens), where it was measured; the message adds the largest token and the growth since the stream's entry,
     and a norm of that width that was built and is not called. A model that returns the raw stream itself leaves
-    the norm to its reader, which is not seen: that is a note.
+    the norm to its reader, which is not seen: that is a note. Where the head reads nothing but a mean or sum over
+    the tokens, as classifiers do, or the stream has one block, as in a decoder of queries, and no norm lies idle,
+    it is a warning: some are built so on purpose, and the data flow of one that lost its norm is the same.
 
     ## Why it matters
 
@@ -38,11 +40,10 @@ class MissingFinalNorm(Check):
 
     ## When to ignore it
 
-    When the stream is read raw on purpose and its reader has learned that scale. Post-norm and DeepNorm
-    streams end every block in a norm and need none. A mean of the raw tokens before a classifier is a raw read
-    as well: pooling does not normalise. Where it cannot be told whether the last add is read, as with features
-    taken at an inner layer, the stream is skipped with that reason. A stream that is normed before its last
-    writes instead of behind them is NP203's.
+    When the stream is read raw on purpose and its reader has learned that scale, as a classifier on averaged
+    patches that was trained with them. Post-norm and DeepNorm streams end every block in a norm and need none.
+    Where it cannot be told whether the last add is read, as with features taken at an inner layer, the stream is
+    skipped with that reason. A stream that is normed before its last writes instead of behind them is NP203's.
 
     ## References
 
@@ -80,7 +81,7 @@ class MissingFinalNorm(Check):
             text,
             value=measure.states[-1].rms_median if measure else None,
             source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
-            severity=Severity.NOTE if stream.raw_end is not None and stream.raw_end.returned else None,
+            severity=_severity(stream, idle),
         )
 
     @staticmethod
@@ -92,10 +93,21 @@ class MissingFinalNorm(Check):
             unseen = "what reads it there is not seen and has to norm it"
             return f"the stream is returned raw as {end.reader}, {writes}; {unseen}"
         if end is not None:
-            return f"the raw stream is read without a norm by {end.reader}, {writes}"
+            what = "a mean or sum over the tokens of the raw stream" if end.pooled else "the raw stream"
+            return f"{what} is read without a norm by {end.reader}, {writes}"
         if reason or data.anatomy.head is None:
             return f"no norm follows the stream {writes} ({reason or 'no head was found'})"
         return f"the head reads the raw stream, without a norm, {writes}"
+
+
+def _severity(stream: Stream, idle: NormSite | None) -> Severity:
+    """By who reads the raw stream: someone outside, a head that pools it, or one that reads token by token; and by
+    whether blocks are stacked at all. A norm that was built for the end and is not called leaves no doubt."""
+    end, blocks = stream.raw_end, {branch.block for branch in stream.branches}
+    if end is not None and end.returned:
+        return Severity.NOTE
+    open_ = len(blocks) == 1 or (end is not None and end.pooled)
+    return Severity.WARNING if open_ and idle is None else Severity.ERROR
 
 
 def _idle(stream: Stream, data: ReportData) -> NormSite | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome
-from normprobe.records import Anatomy, ReportData, Severity
+from normprobe.records import Anatomy, Finding, NormSite, ReportData, Severity
 
 
 @final
@@ -21,7 +21,8 @@ class UnusedNorm(Check):
     holds it did run: another norm, an attention operation, a branch or one of the parameters of a branch
     inside it was used. Where nothing inside that module was seen to run (a tower that got no input, a skipped
     block), the norm is skipped with that reason, since the data flow cannot tell a fault from a part that was
-    not needed.
+    not needed. It is a note where another module with parameters beside the norm did not run either, as the
+    cross-attention of a decoder that is given no encoder: an optional branch was left out, and its norm with it.
 
     ## Why it matters
 
@@ -56,15 +57,21 @@ class UnusedNorm(Check):
                 continue
             parent = norm.path.rpartition(".")[0]
             if not parent or any(path.startswith(f"{parent}.") or path == parent for path in used):
-                yield self.finding(
-                    norm.path,
-                    "built but not called in the recorded forward, although the module around it ran",
-                    source="the recorded data flow",
-                )
+                yield self._found(norm)
             else:
                 idle.append(norm.path)
         if idle:
             yield self.skip("not called, and nothing else was seen to run in the module around it", idle)
+
+    def _found(self, norm: NormSite) -> Finding:
+        text = "built but not called in the recorded forward, although the module around it ran"
+        beside = ", ".join(path.rpartition(".")[2] for path in norm.idle_beside)
+        return self.finding(
+            norm.path,
+            f"{text}; nor was {beside} beside it" if beside else text,
+            source="the recorded data flow",
+            severity=Severity.NOTE if beside else None,
+        )
 
 
 def _used(anatomy: Anatomy) -> Iterator[str]:

@@ -19,9 +19,11 @@ class OverwritingBranch(EachStreamCheck):
 
     ## What it measures
 
-    Two ratios, of medians over tokens: RMS of the write over that of the trunk it is added to, and RMS of the write
-    over the median of all branches of its kind in the same stream. Both have to exceed their limit: a first write to
-    a small embedding is larger than the trunk in sound models too, and is then as large as the others of its kind.
+    Three ratios, of medians over tokens: RMS of the write over that of the trunk it is added to; RMS of the write
+    over the median of all branches of its kind in the same stream; and the first of these over its own median. All
+    have to exceed their limit. A first write to a small embedding is larger than the trunk in sound models too, and
+    is then as large as the others of its kind. In a stream that grows by a factor a block late writes are far larger
+    than early ones, and all are alike beside their trunk.
 
     ## Why it matters
 
@@ -59,6 +61,13 @@ class OverwritingBranch(EachStreamCheck):
         "than the trunk (docs/calibration.md#signal)",
     )
 
+    max_over_ratio: float = limit(
+        3.0,
+        unit=Unit.RATIO,
+        source="choice: in streams that grow by a factor a block, branches of one kind write within 3 times their "
+        "median beside their trunks (docs/calibration.md#signal)",
+    )
+
     def judge(self, seen: Measured) -> Outcome:
         """Yield one finding for each branch that overwrites the stream."""
         for state, over in self._over(seen):
@@ -74,7 +83,9 @@ class OverwritingBranch(EachStreamCheck):
     def _over(self, seen: Measured) -> Iterator[tuple[StreamState, float]]:
         for states in seen.by_kind().values():
             middle = statistics.median_low(state.write_rms for state in states)
+            usual = statistics.median_low(state.write_ratio for state in states)
             for state in states:
                 over = state.write_rms / middle if middle > 0 else 0.0
-                if self.exceeds(state.write_ratio, self.max_ratio) and self.exceeds(over, self.max_over_kind):
+                apart = self.exceeds(state.write_ratio, max(self.max_ratio, self.max_over_ratio * usual))
+                if apart and self.exceeds(over, self.max_over_kind):
                     yield state, over

@@ -140,13 +140,75 @@ def test_np404_notes_a_scale_that_some_models_mean(trained: bool | None) -> None
     assert "1/16, which muP has, and the usual factor squared" in found.message
 
 
+def layers(*built: tuple[float, int, int]) -> ReportData:
+    """Sites of different scale, heads and head width on one stream."""
+    sites = tuple(
+        b.site(f"b.{i}.attn", scale=scale, heads=heads, head_dim=width, columns={"q": HeadRows(parameter=f"b.{i}.q")})
+        for i, (scale, heads, width) in enumerate(built)
+    )
+    data = attended(*(b.logits(1.0, path=site.path) for site in sites), sites=sites)
+    weights = tuple(b.weight_site(f"b.{i}.q") for i in range(len(built)))
+    return data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"weights": weights})})
+
+
+@pytest.mark.parametrize(
+    "law",
+    [lambda h, d: 1.0, lambda h, d: d**-0.5, lambda h, d: 1 / d, lambda h, d: 2 / d, lambda h, d: (h * d) ** -0.5],
+)
+def test_np404_knows_layers_of_several_sizes_under_one_law(law: Any) -> None:
+    found, _ = judge("NP404", layers(*((law(h, d), h, d) for h, d in ((1, 64), (3, 64), (4, 16), (8, 512)))))
+    assert not any("that of the other sites" in f.message for f in found)
+
+
+def test_np404_only_notes_the_scale_of_a_layer_that_is_built_otherwise() -> None:
+    found, _ = judge("NP404", layers((0.25, 4, 16), (0.25, 4, 16), (0.1, 8, 32)))
+    assert [(f.where, f.severity.value) for f in found] == [("b.2.attn", "note")]
+    assert "sites like it, with other heads or another window, is 1 times" in found[0].message
+    found, _ = judge("NP404", layers((0.25, 4, 16), (0.25, 4, 16), (0.1, 4, 16), (0.1768, 8, 32)))
+    assert [(f.where, f.severity.value) for f in found] == [("b.2.attn", "warning")]
+
+
 def test_np404_warns_of_new_weights_whose_logits_are_far_too_large() -> None:
     (found,), _ = judge("NP404", scaled(1.0, 1.0, std=16.0))
     assert (found.severity.value, found.value, found.limit) == ("warning", 16.0, 5.0)
-    (found,), _ = judge("NP404", scaled(1.0, 1.0, std=16.0, trained=True))
-    assert (found.severity.value, found.value, found.limit) == ("note", 4.0, 2.0)
     (found,), _ = judge("NP404", scaled(1.0, 1.0, std=5.0))
     assert found.severity.value == "note"
+
+
+@pytest.mark.parametrize(
+    ("scale", "std", "limit"),
+    [
+        (1.0, 5.1, 5.0),  # without its factor; 1.3 with it
+        (1.0, 19.9, 5.0),
+        (1.0, 20.1, None),  # above 5 at 1/√16 as well
+        (1.0, 4.9, None),  # as T5 and GPT-Neo are trained
+        (1 / 16, 0.49, 0.5),
+        (1 / 16, 0.13, 0.5),
+        (1 / 16, 0.12, None),
+        (1 / 16, 0.51, None),
+    ],
+)
+def test_np404_warns_of_weights_that_were_trained_for_the_usual_scale(
+    scale: float, std: float, limit: float | None
+) -> None:
+    (unknown,), _ = judge("NP404", scaled(scale, scale, std=std, trained=None))
+    assert unknown.severity.value == "note"
+    (found,), _ = judge("NP404", scaled(scale, scale, std=std, trained=True))
+    if limit is None:
+        assert found.severity.value == "note"
+        return
+    assert (found.severity.value, found.value, found.limit) == ("warning", std, limit)
+    assert found.places == ("blocks.0.attn", "blocks.1.attn")
+
+
+def test_np404_asks_the_median_head() -> None:
+    """A head or two with large logits are no sign that the factor was lost."""
+    sites = (b.site("a", scale=1.0, head_dim=16),)
+    for stds, severity in (((2.0, 2.0, 19.0), "note"), ((2.0, 9.0, 19.0), "warning")):
+        heads = tuple(b.logits(1.0, path="a", std=std).heads[0] for std in stds)
+        measure = b.logits(1.0, path="a").model_copy(update={"heads": heads})
+        (found,), _ = judge("NP404", attended(measure, sites=sites, trained=True))
+        assert found.severity.value == severity
 
 
 def test_np404_warns_of_the_width_of_all_heads() -> None:

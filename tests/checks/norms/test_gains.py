@@ -131,6 +131,20 @@ def test_np110_knows_blocks_that_start_as_the_identity() -> None:
     assert (alone.where, alone.severity) == ("a", Severity.WARNING)
 
 
+@pytest.mark.parametrize("role", ["query", "key"])
+def test_np110_knows_attention_that_starts_uniform(role: str) -> None:
+    norms = tuple(b.norm(path, role=role) for path in ("a", "b"))
+    zeros = [b.gain(path, b.elements(value=0.0)) for path in ("a", "b")]
+    assert judge("NP110", *zeros, norms=norms) == ()
+    (gathered,) = judge("NP110", *zeros, norms=norms, init=b.init(0.0))
+    assert (gathered.severity, gathered.places) == (Severity.ERROR, ("a", "b"))
+    assert one("NP110", zeros[0], b.gain("b"), norms=norms).severity is Severity.ERROR
+
+
+def test_np110_leaves_out_norms_that_add_their_input() -> None:
+    assert judge("NP110", b.gain(held=b.elements(value=0.0)), norms=(b.norm(kind="grn", role="inner"),)) == ()
+
+
 def test_np110_says_whether_an_offset_is_left() -> None:
     zero = b.elements(value=0.0)
     assert "its output is 0 whatever" in one("NP110", b.gain(held=zero)).message
@@ -166,6 +180,32 @@ def test_np111_is_one_finding_with_the_worst_first() -> None:
     found = one("NP111", *gains, b.gain("norm"))
     assert (found.where, set(found.places)) == ("blocks.1.norm", {"blocks.0.norm", "blocks.1.norm"})
     assert "channel 3, 800 times the median size; 2 of 3 gains" in found.message
+
+
+# ---- NP112
+
+
+@pytest.mark.parametrize(
+    ("median", "below", "found"), [(2.0, 0, 1), (1.5, 0, 1), (1.4, 0, 0), (2.0, 1, 0), (1.0, 8, 0)]
+)
+def test_np112_for_all_norms(median: float, below: int, found: int) -> None:
+    held = b.moved(median=median, stored_negative=below)
+    gains = [b.gain(path, held, one_plus=True) for path in ("blocks.0.norm", "blocks.1.norm", "norm")]
+    assert len(judge("NP112", *gains)) == found
+    assert judge("NP112", *(g.model_copy(update={"one_plus": False}) for g in gains)) == ()
+
+
+def test_np112_for_the_one_that_stands_out() -> None:
+    paths = [f"blocks.{i}.norm" for i in range(3)]
+    norms = tuple(map(b.norm, paths))
+    about_one = [b.gain(path, b.moved(median=1.1, stored_negative=5), one_plus=True) for path in paths]
+    for median, count in ((1.8, 1), (1.7, 0), (2.3, 0)):
+        odd = b.gain(paths[0], b.moved(median=median), one_plus=True)
+        found = judge("NP112", odd, *about_one[1:], norms=norms)
+        assert [f.where for f in found] == paths[:count]
+    assert judge("NP112", *about_one, norms=norms) == ()
+    few = [b.gain(paths[0], b.moved(median=2.0), one_plus=True), about_one[1]]
+    assert judge("NP112", *few, norms=norms[:2]) == ()
 
 
 # ---- NP113

@@ -197,6 +197,17 @@ def test_np306_passes_a_first_write_and_one_that_is_small_beside_the_trunk(ratio
     assert judge("NP306", loud(ratio, over)) == ((), ())
 
 
+@pytest.mark.parametrize("ratio", [1.2, 1.6, 2.0])
+def test_np306_passes_a_stream_that_grows_by_a_factor_a_block(ratio: float) -> None:
+    """Late writes are far larger than early ones, and all are alike beside their trunk."""
+    sizes = (ratio**i for i in range(12))
+    states = [b.state(i, write_rms=size, write_ratio=ratio) for i, size in enumerate(sizes)]
+    assert judge("NP306", measured(*states)) == ((), ())
+    states[9] = b.state(9, write_rms=30 * ratio**9, write_ratio=30 * ratio)
+    (found,), _ = judge("NP306", measured(*states))
+    assert found.where == "blocks.9"
+
+
 def test_np306_tells_one_of_two() -> None:
     states = (b.state(0), b.state(1, write_rms=15.0, write_ratio=6.0))
     (found,), _ = judge("NP306", measured(*states))
