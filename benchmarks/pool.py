@@ -15,19 +15,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
-
-from benchmarks.registry import Entry
+from typing import IO, Any, ClassVar, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = 25  # models that share one interpreter
 BUILDING = ("start", "build")
+TRIAL = (sys.executable, "-m", "benchmarks.trial")
+
+
+class Named(Protocol):
+    """What a worker is asked: a dataclass of texts, one of which names it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """In answers and tables."""
 
 
 class Worker:
     """One subprocess of `trial`, or of another command that answers as it does."""
 
-    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "benchmarks.trial")) -> None:
+    def __init__(self, command: Sequence[str] = TRIAL) -> None:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         environment["TRANSFORMERS_VERBOSITY"] = "error"
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -37,7 +46,7 @@ class Worker:
         self._pending = b""
         self.served = 0
 
-    def ask(self, entry: Entry, limit: float) -> dict[str, Any]:
+    def ask(self, entry: Named, limit: float) -> dict[str, Any]:
         """The outcome of one model; on a time limit or a death the worker is of no further use (`served` is BATCH)."""
         self.served += 1
         assert self._process.stdin is not None
@@ -65,7 +74,7 @@ class Worker:
                 if stream is not None:
                     stream.close()
 
-    def _lost(self, entry: Entry, stage: str, reason: str, kill: bool = False) -> dict[str, Any]:
+    def _lost(self, entry: Named, stage: str, reason: str, kill: bool = False) -> dict[str, Any]:
         self.served = BATCH
         if kill:
             self._process.kill()
@@ -97,26 +106,28 @@ class Worker:
         return found
 
 
-def outcomes(entries: Sequence[Entry], limit: float, workers: int) -> Iterator[dict[str, Any]]:
-    """The outcome of each entry, as they come."""
+def outcomes(
+    entries: Sequence[Named], limit: float, workers: int, command: Sequence[str] = TRIAL
+) -> Iterator[dict[str, Any]]:
+    """The outcome of each entry, as they come: in order within a batch."""
     batches = [entries[i : i + BATCH] for i in range(0, len(entries), BATCH)]
     with ThreadPoolExecutor(workers) as threads:
         if workers == 1:
             for batch in batches:
-                yield from _batch(batch, limit)
+                yield from _batch(batch, limit, command)
         else:
-            for results in threads.map(lambda batch: list(_batch(batch, limit)), batches):
+            for results in threads.map(lambda batch: list(_batch(batch, limit, command)), batches):
                 yield from results
 
 
-def _batch(entries: Sequence[Entry], limit: float) -> Iterator[dict[str, Any]]:
+def _batch(entries: Sequence[Named], limit: float, command: Sequence[str]) -> Iterator[dict[str, Any]]:
     worker: Worker | None = None
     try:
         for entry in entries:
             if worker is None or worker.served >= BATCH:
                 if worker is not None:
                     worker.close()
-                worker = Worker()
+                worker = Worker(command)
             yield worker.ask(entry, limit)
     finally:
         if worker is not None:

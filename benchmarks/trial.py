@@ -88,8 +88,13 @@ def _judged(entry: Entry, held: Held, level: int) -> Outcome:
     return Outcome(entry.name, "audited", note if held.unreachable else "", level)
 
 
-def build(entry: Entry) -> Small:
+def build(entry: Entry, as_drawn: bool = False) -> Small:
     """The smallest configuration of the entry that builds, runs and gives finite numbers.
+
+    Args:
+        entry: which model.
+        as_drawn: leave the model as it is drawn but for parameters that it does not set: branches that start at 0 stay
+            there, and statistics of batch norms where they start.
 
     Raises:
         NotBuiltError: none does; it says why each failed, the smallest first.
@@ -102,7 +107,7 @@ def build(entry: Entry) -> Small:
     refused = False
     for level, groups in enumerate(LEVELS):
         try:
-            return Small(*_built(build_class, _as_decoder(entry, shrunken(default, groups))), level)
+            return Small(*_built(build_class, _as_decoder(entry, shrunken(default, groups)), as_drawn), level)
         except Exception as error:
             refused = refused or type(error).__name__ == "InputError"
             reasons[f"{type(error).__name__}: {_one_line(error)}"] = None
@@ -128,7 +133,7 @@ def _as_decoder(entry: Entry, config: Any) -> Any:
     return config
 
 
-def _built(build_class: Any, config: Any) -> tuple[nn.Module, dict[str, Tensor]]:
+def _built(build_class: Any, config: Any, as_drawn: bool) -> tuple[nn.Module, dict[str, Tensor]]:
     from normprobe.inputs import inputs_from_config
 
     with torch.device("meta"):
@@ -138,10 +143,11 @@ def _built(build_class: Any, config: Any) -> tuple[nn.Module, dict[str, Tensor]]
     torch.manual_seed(SEED)
     with _marked_memory():
         model: nn.Module = build_class(config).float().eval()
-    settle(model)
+    settle(model, unset_alone=as_drawn)
     inputs, _ = inputs_from_config(model, batch=1, seed=SEED, tokens=TOKENS)
     try:
-        level_statistics(model, inputs)
+        if not as_drawn:
+            level_statistics(model, inputs)
         output = run(model, inputs)
     except Exception as error:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
@@ -162,14 +168,14 @@ def _marked_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def settle(model: nn.Module) -> None:
+def settle(model: nn.Module, unset_alone: bool = False) -> None:
     """Give seeded values to parameters that were left unset, and to all-zero or tiny ones, which hide their branch."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for param in model.parameters():
             if not param.is_floating_point() or param.numel() == 0:
                 continue
-            if not param.isfinite().all() or param.abs().max() < 1e-3:
+            if not param.isfinite().all() or (param.abs().max() < 1e-3 and not unset_alone):
                 param.copy_(torch.randn(param.shape, generator=generator) * 0.05)
 
 
@@ -213,7 +219,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _answers() -> TextIO:
+def answers() -> TextIO:
     """The standard output for answers alone; what models print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -222,12 +228,12 @@ def _answers() -> TextIO:
 
 def main() -> None:
     """Answer entries until standard input ends."""
-    answers = _answers()
+    out = answers()
     torch.set_num_threads(1)
     for line in sys.stdin:
         entry = Entry(**json.loads(line))
-        outcome = attempt(entry, lambda stage: print(json.dumps({"stage": stage}), file=answers))
-        print(json.dumps(asdict(outcome)), file=answers)
+        outcome = attempt(entry, lambda stage: print(json.dumps({"stage": stage}), file=out))
+        print(json.dumps(asdict(outcome)), file=out)
 
 
 if __name__ == "__main__":
