@@ -91,9 +91,8 @@ def measure_gradients(
                 gradients = _differentiate(value, leaves, sites, seen)
     except UndifferentiableError as reason:
         return None, (Skipped(what="gradients", why=str(reason)),)
-    measure = _measure(value, name, gradients, anatomy, lr)
+    measure = _measure(value, name, gradients, anatomy, lr, tuple(_layers(layers, sites, gradients)))
     more = by_depth(anatomy.streams, measure.branches, residual, untrained=untrained)
-    more["layers"] = tuple(_layers(layers, sites, gradients))
     if gradients.broken:
         more["first_non_finite"] = first_broken_gradient(model, inputs, anatomy, loss)
     return measure.model_copy(update=more), tuple(_skips(sites, watched))
@@ -114,7 +113,14 @@ def _layers(
             yield LayerGradient(parameter=name, output_norm=gradients.rms[site] * math.sqrt(sites[site].count))
 
 
-def _measure(value: Tensor, name: str, gradients: _Gradients, anatomy: Anatomy, lr: float | None) -> GradientMeasure:
+def _measure(
+    value: Tensor,
+    name: str,
+    gradients: _Gradients,
+    anatomy: Anatomy,
+    lr: float | None,
+    layers: tuple[LayerGradient, ...],
+) -> GradientMeasure:
     """Everything but what is told of the depth."""
     branches = tuple(_branches(anatomy.streams, gradients, lr))
     return GradientMeasure(
@@ -124,6 +130,7 @@ def _measure(value: Tensor, name: str, gradients: _Gradients, anatomy: Anatomy, 
         branches=branches,
         last_to_first=math.nan,
         slope=math.nan,
+        layers=layers,
         lr=lr,
         non_finite_parameters=tuple(n for n, norm in gradients.norms.items() if not math.isfinite(norm)),
     )

@@ -34,23 +34,29 @@ def measure_level(
         measured, skipped = measured.model_copy(update={"batchnorm": batchnorm}), (*skipped, *more)
     if wanted.level == "backward":
         wanted.tell("gradients", 0, 0)
-        untrained = measured.init is not None and measured.init.trained is False
-        gains = trained(model, anatomy) if isinstance(wanted.optimizer, Optimizer) else frozenset()
-        held: dict[str, Tensor] = {}
-        gradients, more = measure_gradients(
-            model,
-            inputs,
-            anatomy,
-            wanted.loss,
-            wanted.lr,
-            measured.residual,
-            untrained=untrained,
-            seen=lambda name, gradient: held.update({name: gradient} if name in gains else {}),
-        )
-        measured, skipped = measured.model_copy(update={"gradients": gradients}), (*skipped, *more)
-        if isinstance(wanted.optimizer, Optimizer):
-            known = measure_optimizer(model, anatomy, wanted.optimizer, held)
-            measured = measured.model_copy(update={"optimizer": known})
+        measured, more = _backward(model, inputs, anatomy, wanted, measured)
+        skipped = (*skipped, *more)
     subject = Subject(model, inputs, anatomy, measured, wanted.loss, wanted.seed, everywhere, wanted.tell)
     measured, more = measure_extras(wanted.measures, subject)
     return measured, (*skipped, *more)
+
+
+def _backward(
+    model: nn.Module, inputs: Inputs, anatomy: Anatomy, wanted: Wanted, measured: Measurements
+) -> tuple[Measurements, tuple[Skipped, ...]]:
+    """With gradients, and with what the optimiser makes of those of gains and offsets."""
+    optimizer = wanted.optimizer if isinstance(wanted.optimizer, Optimizer) else None
+    gains = frozenset[str]() if optimizer is None else trained(model, anatomy)
+    held: dict[str, Tensor] = {}
+    gradients, skipped = measure_gradients(
+        model,
+        inputs,
+        anatomy,
+        wanted.loss,
+        wanted.lr,
+        measured.residual,
+        untrained=measured.init is not None and measured.init.trained is False,
+        seen=lambda name, gradient: held.update({name: gradient} if name in gains else {}),
+    )
+    known = None if optimizer is None else measure_optimizer(model, anatomy, optimizer, held)
+    return measured.model_copy(update={"gradients": gradients, "optimizer": known}), skipped
