@@ -66,7 +66,7 @@ def uncalled(model: nn.Module, path: str) -> None:
 
     def around(below: Forward, *args: Any, **kwargs: Any) -> Any:
         held = holder._modules[name]
-        holder._modules[name] = Passing()
+        holder._modules[name] = Passing(held)
         try:
             return below(*args, **kwargs)
         finally:
@@ -76,10 +76,40 @@ def uncalled(model: nn.Module, path: str) -> None:
 
 
 class Passing(nn.Module):
-    """Gives back the first thing it is given."""
+    """Gives back the first thing it is given; what other code reads of the module that it stands for is still there."""
+
+    def __init__(self, instead: nn.Module | None = None) -> None:
+        super().__init__()
+        self.__dict__["instead"] = (instead,)  # none of its parameters are the model's any more
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.__dict__.get("instead", (None,))[0]
+        return super().__getattr__(name) if held is None else getattr(held, name)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         return x
+
+
+class Twice(nn.Module):
+    """A module and another one behind it; what other code reads of the first is still there."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["first"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.second(self.first(*args, **kwargs))
+
+
+def passing(model: nn.Module, path: str) -> None:
+    """Put the identity in the place of a module."""
+    replace(model, path, Passing(module_at(model, path)))
 
 
 # ---- tensors

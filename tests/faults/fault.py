@@ -8,7 +8,7 @@ attribute is named.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -85,13 +85,13 @@ class Fault:
     conditions: Conditions = field(default_factory=Conditions)
     also: frozenset[str] = frozenset()
 
-    def plant(self, model: nn.Module, anatomy: Anatomy, seed: int) -> Site:
-        """Plant the fault at one of its sites, chosen by `seed`.
+    def plant(self, model: nn.Module, anatomy: Anatomy, seed: int, known: Container[str] = ()) -> Site:
+        """Plant the fault at one of its sites but those `known` to have it, chosen by `seed`.
 
         Raises:
             NotHereError: there is no site, or the one that was chosen cannot be changed.
         """
-        sites = self.applies(anatomy)
+        sites = [site for site in self.applies(anatomy) if site.path not in known]
         if not sites:
             raise NotHereError(f"{self.name}: no site")
         site = random.Random(f"{self.name}/{seed}").choice(sites)

@@ -13,12 +13,13 @@ from torch.utils import _pytree as pytree
 
 import normprobe
 from normprobe import Report
+from normprobe.errors import InputError
 from normprobe.records import Anatomy, Finding, Severity
 from tests.faults.fault import Conditions, Fault, NotHereError, Site
 
 Built: TypeAlias = tuple[nn.Module, Any]
 Build: TypeAlias = Callable[[], Built]
-Said: TypeAlias = Literal["found", "missed", "mild", "behind", "before", "does not run"]
+Said: TypeAlias = Literal["found", "not told", "missed", "mild", "behind", "does not run"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Outcome:
     """What became of one fault in one model.
 
     Attributes:
-        said: "found"; "missed"; "mild": found, less severe than it is; "behind": something that the fault does not
-            deserve sorts in front; "before": the untouched model raises it at the same place; "does not run": the
+        said: "found"; "not told": the check says that it could not look, and why; "missed"; "mild": found, less
+            severe than it is; "behind": something that the fault does not deserve sorts in front; "does not run": the
             model with the fault, or a probe of it, raised.
         detail: what was found in its place.
     """
@@ -75,15 +76,22 @@ class Subject:
             NotHereError: it does not apply.
         """
         conditions = fault.conditions
-        if not fault.applies(self.anatomy):
+        if conditions.dtype is None and not fault.applies(self.anatomy):
             raise NotHereError("no site")
-        sound = self.sound(conditions)
+        sound = self._judgeable(conditions)
         if conditions.states is not None and all(one.fact != conditions.states for one in sound.data.declared):
             raise NotHereError(f"no configuration states {conditions.states}")
+        known = {place for code, _, place in _keys(sound.findings) if code == fault.code}
         model, inputs = self._made(conditions)
-        site = fault.plant(model, self.anatomy, seed)
+        site = fault.plant(model, sound.anatomy, seed, known)
         made = None if conditions.optimizer is None else conditions.optimizer(model)
         return site, _probe(model, inputs, conditions, made)
+
+    def _judgeable(self, conditions: Conditions) -> Report:
+        try:
+            return self.sound(conditions)
+        except InputError as error:
+            raise NotHereError("the untouched model does not run so") from error
 
     def _made(self, conditions: Conditions) -> Built:
         model, inputs = self.build()
@@ -109,14 +117,21 @@ def judged(subject: Subject, fault: Fault, seed: int = 0) -> Outcome | None:
     """What became of `fault` in `subject`; None where it does not apply."""
     try:
         site, report = subject.faulty(fault, seed)
-    except NotHereError:
-        return None
     except Exception as error:  # whatever a model, or a probe of it, raises
-        return Outcome(
-            fault.name, fault.code, subject.name, "?", "does not run", f"{type(error).__name__}: {error}"[:300]
-        )
-    said, detail = _said(fault, fault.least(subject.anatomy, site), report, subject.sound(fault.conditions))
+        if _not_here(error):
+            return None
+        why = f"{type(error).__name__}: {error}"[:300]
+        return Outcome(fault.name, fault.code, subject.name, "?", "does not run", why)
+    sound = subject.sound(fault.conditions)
+    said, detail = _said(fault, fault.least(sound.anatomy, site), report, sound)
     return Outcome(fault.name, fault.code, subject.name, site.path, said, detail)
+
+
+def _not_here(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, says that the fault does not apply."""
+    while error is not None and not isinstance(error, NotHereError):
+        error = error.__cause__
+    return error is not None
 
 
 def _said(fault: Fault, least: str, report: Report, sound: Report) -> tuple[Said, str]:
@@ -124,12 +139,13 @@ def _said(fault: Fault, least: str, report: Report, sound: Report) -> tuple[Said
     fresh = [f for f in report.findings if not known >= set(_keys([f]))]
     mine = [f for f in fresh if f.code == fault.code]
     if not mine:
-        again = any(f.code == fault.code for f in report.findings)
-        return ("before" if again else "missed"), _codes(fresh) or "nothing new"
+        why = [one.why for one in report.skipped if one.what.startswith(fault.code) and one not in sound.skipped]
+        return ("not told", why[0]) if why else ("missed", _codes(fresh) or "nothing new")
     first = mine[0]
     if first.severity.rank > Severity(least).rank:
         return "mild", f"{first.severity.value} in place of {least}"
-    front = [f for f in fresh[: fresh.index(first)] if f.severity is first.severity and f.code not in fault.also]
+    others = {code for code, severity, _ in known if severity == first.severity.value} | fault.also
+    front = [f for f in fresh[: fresh.index(first)] if f.severity is first.severity and f.code not in others]
     return ("behind", _codes(front)) if front else ("found", "")
 
 

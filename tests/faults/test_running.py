@@ -9,6 +9,7 @@ import torch
 
 from normprobe.records import Anatomy
 from tests.faults.architectures import by_hand
+from tests.faults.edits import passing
 from tests.faults.fault import Conditions, Fault, NotHereError, Site
 from tests.faults.operators.norms import outside
 from tests.faults.running import Subject, judged
@@ -53,8 +54,8 @@ def test_what_is_mild() -> None:
     assert said("NP106", "warning", not_cast) == "mild"
 
 
-def test_what_was_there_before() -> None:
-    """A model with the fault already, and nothing planted."""
+def test_no_fault_is_planted_where_it_is_known() -> None:
+    """A model whose first gain is broken from the start."""
 
     def build() -> Any:
         model, inputs = by_hand()
@@ -62,9 +63,17 @@ def test_what_was_there_before() -> None:
         return model, inputs
 
     subject = Subject("by hand", by_hand)
-    again = judged(Subject("broken", build), Fault("it", "NP109", "error", everywhere, nothing))
-    assert again is not None
-    assert again.said == "before"
+    assert judged(Subject("broken", build), Fault("it", "NP109", "error", everywhere, broken)) is None
+
+
+def test_what_is_not_told() -> None:
+    """Without a norm there is nothing to look at, and the check says so."""
+
+    def bare(model: Any, anatomy: Anatomy, site: Site) -> None:
+        for norm in anatomy.norms:
+            passing(model, norm.path)
+
+    assert said("NP101", "warning", bare) == "not told"
 
 
 def test_a_fault_that_raises_does_not_run() -> None:

@@ -45,7 +45,9 @@ class Written(nn.Module):
         self.form = form
         self.weight, self.bias = _held(weight), _held(bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        if more:
+            raise NotHereError("the norm is given more than what it norms")
         form = self.form
         wide = x.float() if form.wide else x
         centred = wide - wide.mean(-1, keepdim=True) if form.centred else wide

@@ -141,7 +141,9 @@ def held(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 
 def one_sample(inputs: Any) -> Any:
-    """The first sample of every tensor, of maps a corner of few places."""
+    """The first sample of every tensor, of pictures a corner."""
+    if not any(isinstance(t, Tensor) and t.dim() == 4 for t in pytree.tree_leaves(inputs)):
+        raise NotHereError("no pictures")
     return pytree.tree_map_only(Tensor, lambda t: t[:1, ..., :3, :3] if t.dim() == 4 else t[:1], inputs)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normprobe.records import Anatomy, NormSite
 from tests.faults.edits import norm_at, parameter, replace, writing
-from tests.faults.fault import Conditions, Fault, NotHereError, Site, fault
+from tests.faults.fault import Conditions, Fault, NotHereError, Site, Sites, fault
 from tests.faults.written import Form, Written, along_features, rewrite
 
 ON_STREAM = ("pre", "post", "output", "final")
@@ -19,6 +19,11 @@ FORWARD = Conditions(level="forward")
 
 def every(anatomy: Anatomy) -> list[Site]:
     return along_features(anatomy)
+
+
+def given(dtype: str) -> Sites:
+    """Norms that are given this dtype."""
+    return lambda anatomy: [s for s in every(anatomy) if norm_at(anatomy, s.path).dtype == dtype]
 
 
 # ---- eps
@@ -34,12 +39,18 @@ def clamped(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     rewrite(model, anatomy, site, place="clamp", eps=max(norm_at(anatomy, site.path).eps or 0, 1e-5))
 
 
-@fault("eps 1e-12 added in float16", "NP102", "error", every, HALF16)
+@fault("eps 1e-12 added in float16", "NP102", "error", given("float16"), HALF16)
 def vanishing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     rewrite(model, anatomy, site, eps=1e-12, wide=False)
 
 
-@fault("F.normalize with its eps of 1e-12 in float16, times the root of the width", "NP102", "error", every, HALF16)
+@fault(
+    "F.normalize with its eps of 1e-12 in float16, times the root of the width",
+    "NP102",
+    "error",
+    given("float16"),
+    HALF16,
+)
 def normalised(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     norm = norm_at(anatomy, site.path)
     replace(model, site.path, Normalised(parameter(model, norm.weight) if norm.weight else None, norm.size or 1))
@@ -108,12 +119,12 @@ def mixed_eps(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 # ---- precision
 
 
-@fault("squares summed in float16", "NP106", "error", every, HALF16)
+@fault("squares summed in float16", "NP106", "error", given("float16"), HALF16)
 def reduced_in_float16(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     rewrite(model, anatomy, site, wide=False, eps=1e-5)
 
 
-@fault("squares summed in bfloat16", "NP106", "warning", every, HALFB)
+@fault("squares summed in bfloat16", "NP106", "warning", given("bfloat16"), HALFB)
 def reduced_in_bfloat16(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     rewrite(model, anatomy, site, wide=False)
 
@@ -125,7 +136,7 @@ def not_cast(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 def gained_early(anatomy: Anatomy) -> list[Site]:
     known = {n.path for n in anatomy.norms if n.weight is not None and n.weight_multiply != "after_cast"}
-    return [site for site in every(anatomy) if site.path in known]
+    return [site for site in given("bfloat16")(anatomy) if site.path in known]
 
 
 @fault("rounded to bfloat16 before the gain", "NP107", "note", gained_early, HALFB)

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.records import Anatomy, Branch, NormSite, Stream
-from tests.faults.edits import (
-    Passing,
-    at,
-    before,
-    behind,
-    module_at,
-    norm_at,
-    overlay,
-    replace,
-    uncalled,
-)
+from tests.faults.edits import Twice, at, before, behind, module_at, norm_at, overlay, passing, replace, uncalled
 from tests.faults.fault import Fault, Severity, Site, fault
 from tests.faults.written import FEATURES, Form, along_features, form_of, fresh, written
 
@@ -57,13 +47,13 @@ def forgotten(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 @fault("the final norm replaced by the identity", "NP201", read_by_the_head, ends)
 def dropped(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    replace(model, site.path, Passing())
+    passing(model, site.path)
 
 
 @fault("the final norm twice", "NP202", "warning", ends)
 def twice_at_the_end(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     held = module_at(model, site.path)
-    replace(model, site.path, nn.Sequential(held, copy.deepcopy(held)))
+    replace(model, site.path, Twice(held, copy.deepcopy(held)))
 
 
 def with_several_blocks(anatomy: Anatomy) -> list[Site]:
@@ -83,7 +73,7 @@ def along_last(anatomy: Anatomy, path: str) -> bool:
 @fault("the final norm called before the last block", "NP203", read_by_the_head, with_several_blocks)
 def before_the_last_block(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     held = module_at(model, site.path)
-    replace(model, site.path, Passing())
+    passing(model, site.path)
     norm_before(model, blocks(site.detail)[-1], held)
 
 
@@ -106,7 +96,7 @@ def one_after_the_other(stream: Stream) -> bool:
 )
 def before_the_last_write(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     held = written(model, norm_at(anatomy, site.path))
-    replace(model, site.path, Passing())
+    passing(model, site.path)
     at(model, site.detail.branches[-2].add, lambda run, *args, **kwargs: held(run(*args, **kwargs)))
 
 
@@ -249,7 +239,7 @@ def with_counterparts(anatomy: Anatomy) -> list[Site]:
 
 @fault("the norm before one branch replaced by the identity", "NP206", "note", with_counterparts)
 def raw_branch(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    replace(model, site.path, Passing())
+    passing(model, site.path)
 
 
 @fault(
@@ -266,7 +256,7 @@ def norm_behind_branch(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
         operands[1 - branch.trunk] = held(operands[1 - branch.trunk])
         return run(*operands, **kwargs)
 
-    replace(model, site.path, Passing())
+    passing(model, site.path)
     at(model, branch.add, add)
 
 
@@ -278,24 +268,23 @@ def before_branches(anatomy: Anatomy) -> list[Site]:
 @fault("the norm before a branch twice", "NP207", "warning", before_branches)
 def twice(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     held = module_at(model, site.path)
-    replace(model, site.path, nn.Sequential(held, copy.deepcopy(held)))
+    replace(model, site.path, Twice(held, copy.deepcopy(held)))
 
 
-@fault("the input of a branch normed again, without a module", "NP207", "warning", before_branches)
+@fault("the input of a branch normed again by hand", "NP207", "warning", before_branches)
 def twice_inline(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     held = module_at(model, site.path)
-    replace(model, site.path, Again(held, form_of(norm_at(anatomy, site.path))))
+    replace(model, site.path, Twice(held, Inline(form_of(norm_at(anatomy, site.path)))))
 
 
-class Again(nn.Module):
-    """A norm, and behind it another one that is written out."""
+class Inline(nn.Module):
+    """What a norm of this form does, and no gain."""
 
-    def __init__(self, norm: nn.Module, form: Form) -> None:
+    def __init__(self, form: Form) -> None:
         super().__init__()
-        self.norm, self.form = norm, form
+        self.form = form
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x = self.norm(*args, **kwargs)
+    def forward(self, x: Tensor) -> Tensor:
         x = x - x.mean(-1, keepdim=True) if self.form.centred else x
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.form.eps)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.records import Anatomy, AttentionSite, HeadRows
-from tests.faults.edits import Passing, at, behind, module_at, parameter, replace, uncalled, writing
+from tests.faults.edits import at, behind, module_at, parameter, passing, replace, uncalled, writing
 from tests.faults.fault import Conditions, Fault, NotHereError, Site, fault
 
 Heads = Callable[[Tensor], Tensor]  # a change of queries or keys, [batch, tokens, heads, features]
@@ -49,7 +49,7 @@ def _whole(rows: HeadRows, anatomy: Anatomy) -> bool:
     spans = [span for head in rows.heads for span in head]
     sizes = {stop - start for start, stop in spans}
     one_each = len(spans) == len(rows.heads) and len(sizes) == 1
-    return shape is not None and one_each and len(spans) * max(sizes) == shape[rows.axis]
+    return shape is not None and len(shape) == 2 and one_each and len(spans) * max(sizes) == shape[rows.axis]
 
 
 def change_projections(model: nn.Module, site: AttentionSite, sides: str, change: Heads) -> None:
@@ -103,7 +103,7 @@ def unit(x: Tensor, axis: int) -> Tensor:
 
 @fault("the norm on keys replaced by the identity", "NP209", "warning", normed)
 def raw_keys(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    replace(model, site.detail.qk_norm.key, Passing())
+    passing(model, site.detail.qk_norm.key)
 
 
 @fault("the norm on queries built and not called", "NP209", "warning", normed, also=("NP208",))
@@ -174,7 +174,7 @@ def moved_axis(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 def lost_norms(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     for one in normed(anatomy):
         for path in (one.detail.qk_norm.query, one.detail.qk_norm.key):
-            replace(model, path, Passing())
+            passing(model, path)
 
 
 def tied(anatomy: Anatomy) -> list[Site]:
