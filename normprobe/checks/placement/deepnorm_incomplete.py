@@ -92,10 +92,10 @@ class DeepNormIncomplete(Check):
             weights = {weight.parameter: weight for weight in init.weights}
             sizes = [_write(branch, weights, shapes) for branch in stream.branches]
             known = [size for size in sizes if size is not None]
-            if len(known) < len(sizes):
-                yield self.skip("the scale of some writers is not known", [stream.name])
-            elif self.exceeds(sum(known), self.max_update):
+            if self.exceeds(sum(known), self.max_update):
                 yield self._large(stream, sum(known))
+            elif len(known) < len(sizes):
+                yield self.skip("the scale of some writers is not known", [stream.name])
 
     def _large(self, stream: Stream, size: float) -> Finding:
         alpha = stream.branches[0].skip_scale or 1.0

@@ -81,6 +81,7 @@ def _counterparts(stream: Stream) -> dict[_Key, list[Branch]]:
         block = list(group)
         kinds = tuple(branch.kind for branch in block)
         for place, branch in enumerate(block):
-            if branch is not stream.branches[0] or stream.entry_norm is None:  # that norm may stand for its own
+            entered = branch is stream.branches[0] and stream.entry_norm is not None
+            if not (entered and branch.placement == "none"):  # that norm may stand for its own
                 found.setdefault((kinds, place), []).append(branch)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from normprobe.records import Branch, Stream
+from normprobe.records import Stream
 
 POST = ("post", "deepnorm")
 
@@ -13,15 +13,28 @@ def on_the_trunk(stream: Stream) -> list[int]:
     """The writes whose sum is normed, in a stream of which most blocks leave their sums alone.
 
     Where most blocks end in a norm on their sum, the stream is post-norm in parts (as a conformer is), and nothing is
-    found. The final norm counts for no block.
+    found. The final norm counts for no block; it is one that lies outside of all blocks, where others lie inside.
     """
     held = [branch.placement in POST for branch in stream.branches]
-    if held and stream.branches[-1].post_norm == stream.final_norm:
+    last = stream.branches[-1].post_norm if held else None
+    if held and (last == stream.final_norm or (not _inside(last, stream) and _inner(stream))):
         held[-1] = False
     normed = [i for i, on_sum in enumerate(held) if on_sum]
     blocks = [branch.block for branch in stream.branches]
     ended = {blocks[i] for i in normed}
     return normed if 2 * len(ended) <= len(set(blocks)) and len(normed) < len(blocks) else []
+
+
+def _inside(norm: str | None, stream: Stream) -> bool:
+    """Whether a norm lies in one of the blocks of a stream; what holds blocks is none."""
+    blocks = {branch.block for branch in stream.branches}
+    return any(_within(norm, b) for b in blocks if not any(other.startswith(f"{b}.") for other in blocks))
+
+
+def _inner(stream: Stream) -> bool:
+    """Whether there are norms on the sums before the last one, all of them inside blocks."""
+    norms = [branch.post_norm for branch in stream.branches[:-1] if branch.placement in POST]
+    return bool(norms) and all(_inside(norm, stream) for norm in norms)
 
 
 def unscaled_post(stream: Stream) -> bool:
@@ -33,8 +46,8 @@ def unscaled_post(stream: Stream) -> bool:
 def taken_behind(stream: Stream) -> bool:
     """Whether each block takes its skip behind its own first norm: the norm on a block's sum lies in the next block."""
     steps = [(a, b) for a, b in pairwise(stream.branches) if a.block != b.block]
-    return bool(steps) and all(_within(a.post_norm, b) for a, b in steps)
+    return bool(steps) and all(_within(a.post_norm, b.block) for a, b in steps)
 
 
-def _within(norm: str | None, branch: Branch) -> bool:
-    return norm is not None and norm.startswith(f"{branch.block}.")
+def _within(norm: str | None, block: str) -> bool:
+    return norm is not None and norm.startswith((f"{block}.", f"{block}#"))
