@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
     from normprobe.report.report import Report
-    from normprobe.rewrites import AddFinalNorm, Effect, Plan, Proof, Rewrite, UpcastNorms
+    from normprobe.rewrites import AddFinalNorm, Effect, Initialise, Plan, Proof, Rewrite, UpcastNorms
     from normprobe.sweeping.check import coordinate_check
     from normprobe.sweeping.mup import parameter_groups
 
@@ -22,6 +22,7 @@ __all__ = [
     "AddFinalNorm",
     "DiffReport",
     "Effect",
+    "Initialise",
     "Mending",
     "Plan",
     "Proof",
@@ -42,7 +43,9 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Mending", "mend", "plan", "rewrite"), "normprobe.mending"),
-    **dict.fromkeys(("AddFinalNorm", "Effect", "Plan", "Proof", "Rewrite", "UpcastNorms"), "normprobe.rewrites"),
+    **dict.fromkeys(
+        ("AddFinalNorm", "Effect", "Initialise", "Plan", "Proof", "Rewrite", "UpcastNorms"), "normprobe.rewrites"
+    ),
     "coordinate_check": "normprobe.sweeping.check",
     "parameter_groups": "normprobe.sweeping.mup",
     "diff": "normprobe.diffing.run",

@@ -23,6 +23,7 @@ from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.errors import InputError, NormprobeError, SettingError
 from normprobe.inputs.declared import declared_by
 from normprobe.inputs.given import given_inputs, on_device
+from normprobe.measures.computed_weights import measure_computed_weights
 from normprobe.measures.extra import Progress
 from normprobe.measures.gains import measure_gains
 from normprobe.measures.optimizer import measure_optimizer
@@ -131,7 +132,8 @@ def _measure_model(
         return Measurements(), () if wanted.level == "structure" else (unmeasured,)
     if wanted.level == "structure":
         gains, skipped = measure_gains(model, reading.anatomy)
-        return Measurements(norm_gains=gains), skipped
+        computed, more = measure_computed_weights(model, reading.anatomy)
+        return Measurements(norm_gains=gains, computed_weights=computed), (*skipped, *more)
     from normprobe.measures.levels import measure_level  # no reading of the structure waits for them to be loaded
 
     told = replace(wanted, loss=None if wanted.loss is None else _named(wanted.loss))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from normprobe.checks import attention, batchnorm, gradients, initialisation, norms, placement, residual
+from normprobe.checks import attention, batchnorm, gradients, initialisation, norm_free, norms, placement, residual
 from normprobe.checks.base import Check, Limit, Unit
 from normprobe.errors import SettingError
 from normprobe.records import Finding, ReportData, Skipped
@@ -20,6 +20,7 @@ ALL: tuple[Check, ...] = (
     *gradients.ALL,
     *initialisation.ALL,
     *batchnorm.ALL,
+    *norm_free.ALL,
 )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normprobe.records.anatomy import Follower
+from normprobe.records.weights import Follower
 
 _END, _POINTS = 10.0, 4001  # of the trapezoids: 10 standard deviations to each side
 _SMOOTH: Mapping[Follower, Callable[[Tensor], Tensor]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,8 @@ from normprobe.capture.guard import without_autocast
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler, alike, tell
+from normprobe.measures.computed_weights import measure_computed_weights
+from normprobe.measures.entries import EntryHandler, entry_handlers
 from normprobe.measures.finite import all_finite, first_broken_module
 from normprobe.measures.gains import measure_gains
 from normprobe.measures.initialisation import measure_initialisation
@@ -32,8 +35,10 @@ def measure_forward(
         return measured, skipped
     with without_autocast():
         gains, odd = measure_gains(model, anatomy)
+        computed, hidden = measure_computed_weights(model, anatomy)
         init, unread = measure_initialisation(model, anatomy, seed)
-    return measured.model_copy(update={"norm_gains": gains, "init": init}), (*skipped, *odd, *unread)
+    stored = {"norm_gains": gains, "computed_weights": computed, "init": init}
+    return measured.model_copy(update=stored), (*skipped, *odd, *hidden, *unread)
 
 
 def measure_signal(
@@ -64,11 +69,14 @@ def measure_signal(
     logits = [(site.site, LogitHandler(site, seed, padding, exact, together, scratch)) for site in anatomy.attention]
     handlers: dict[OpSite, Handler] = {h.qk.product.site: h.qk for _, h in logits if h.qk is not None}
     handlers.update(logits)
+    entries = entry_handlers(anatomy)
+    handlers.update(entries)
     for per_stream in writes.values():
         handlers.update(per_stream)
     watched = watch(model, inputs, handlers, everywhere=everywhere)
     with without_autocast():
         streams, skipped = _streams(anatomy, writes, logits, watched)
+        streams = tuple(map(partial(_with_entries, anatomy, entries), streams))
         attention, unseen = _attention(logits, watched)
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:
@@ -111,6 +119,17 @@ def _streams(
         if measure is not None:
             measures.append(measure)
     return tuple(measures), skipped
+
+
+def _with_entries(anatomy: Anatomy, entries: Mapping[OpSite, EntryHandler], measure: StreamMeasure) -> StreamMeasure:
+    """The measure with what the first weights of its branches were given."""
+    branches = next(stream.branches for stream in anatomy.streams if stream.name == measure.stream)
+    states = []
+    for state in measure.states:
+        entry = branches[state.branch].entry
+        seen = None if entry is None or entry.site not in entries else entries[entry.site].std
+        states.append(state if seen is None else state.model_copy(update={"input_std": seen}))
+    return measure.model_copy(update={"states": tuple(states)})
 
 
 def _attention(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from normprobe.measures.own_init import own_weights
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Elements, NormGain, NormSite, Skipped
 
@@ -32,7 +34,7 @@ def measure_gains(model: nn.Module, anatomy: Anatomy) -> tuple[tuple[NormGain, .
             unread.setdefault(why, []).append(norm.path)
         elif norm.weight is not None or norm.bias is not None:
             found.append(_read(norm, tensors))
-    return tuple(found), tuple(_skipped(why, paths) for why, paths in unread.items())
+    return tuple(_started(model, found)), tuple(_skipped(why, paths) for why, paths in unread.items())
 
 
 def _unreadable(norm: NormSite, tensors: dict[str, Tensor]) -> str | None:
@@ -57,6 +59,16 @@ def _read(norm: NormSite, tensors: dict[str, Tensor]) -> NormGain:
         for name, plus in ((norm.weight, float(one_plus)), (norm.bias, 0.0))
     )
     return NormGain(path=norm.path, one_plus=one_plus, gain=gain, offset=offset)
+
+
+def _started(model: nn.Module, gains: Sequence[NormGain]) -> Iterator[NormGain]:
+    """The gains, with what the model's own class starts with where 1 + w is one number other than 1."""
+    odd = [g.path for g in gains if g.one_plus and g.gain is not None and g.gain.constant not in (None, 1.0)]
+    own = own_weights(model, seed=0)[0] if odd else {}
+    for known in gains:
+        fresh = own.get(known.gain.parameter) if known.gain is not None and known.path in odd else None
+        value = None if fresh is None or not plain(fresh) else elements("", fresh, 1.0).constant
+        yield known.model_copy(update={"start": value})
 
 
 def elements(name: str, stored: Tensor, plus: float = 0.0) -> Elements:

@@ -12,8 +12,8 @@ from normprobe.measures.draws import Fit
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Branch, WeightSite
-from normprobe.records.anatomy import Follower
 from normprobe.records.init import BlockedBranch
+from normprobe.records.weights import Follower
 
 _DRAWN = ("normal", "truncated_normal", "uniform")
 _BY_FAN = ("lecun", "kaiming", "torch_default")

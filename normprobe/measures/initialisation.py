@@ -17,8 +17,8 @@ from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
-from normprobe.records.anatomy import WeightRole
 from normprobe.records.init import Distribution, Initialisation, RoleMeasure, WeightMeasure
+from normprobe.records.weights import WeightRole
 
 _MOST, _FEW = 0.9, 0.5  # shares of the weights
 _ALL = 0.95  # of the weights of a role: one in a thousand lies outside its interval by chance
@@ -122,23 +122,7 @@ def _recipes(site: WeightSite, found: Fit, anatomy: Anatomy) -> tuple[str, ...]:
         fans.append((shape[1] * places, shape[0] * places))
     elif site.kind == "embedding":
         fans = [(shape[1], shape[0])]
-    return recipes(tuple(_drawn(site, found, anatomy, *pair) for pair in fans), found.interval, found.cut)
-
-
-def _drawn(site: WeightSite, found: Fit, anatomy: Anatomy, fan_in: int, fan_out: int) -> Drawn:
-    rows = site.shape[0] if site.kind == "conv" else torch.Size(site.shape[:-1]).numel()
-    longest = max(rows, torch.Size(site.shape).numel() // rows)
-    drawn = Drawn(fan_in, fan_out, site.roles, site.kind == "embedding", found.distribution, longest=longest)
-    if site.stream is None:
-        return drawn
-    stream = anatomy.streams[site.stream]
-    blocks = list(dict.fromkeys(branch.block for branch in stream.branches))
-    held = {"width": stream.width or 0, "writes": len(stream.branches), "blocks": len(blocks)}
-    if site.branch is not None:
-        branch = stream.branches[site.branch]
-        held["block"] = blocks.index(branch.block) + 1
-        held["depth"] = sum(w.stream == site.stream and w.branch == site.branch for w in anatomy.weights)
-    return Drawn(**{**vars(drawn), **held})
+    return recipes(tuple(Drawn.of(site, anatomy, pair, found.distribution) for pair in fans), found.interval, found.cut)
 
 
 def _trained(

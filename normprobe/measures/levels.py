@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from normprobe.capture.invoke import Inputs
 from normprobe.measures.batchnorm import Kept
+from normprobe.measures.bounded import Bounded
 from normprobe.measures.extra import Subject
 from normprobe.measures.extras import measure_extras
 from normprobe.measures.forward import measure_forward
@@ -24,11 +25,14 @@ def measure_level(
     one more with gradients; then the further measures."""
     wanted.tell("measure", 0, 0)
     kept, repeats = Kept(model, inputs, anatomy), Repeats(model, anatomy)
-    with kept.looking(), repeats.looking():
+    bounded = Bounded(model, inputs, anatomy, wanted.seed)
+    with kept.looking(), repeats.looking(), bounded.looking():
         measured, skipped = measure_forward(
             model, inputs, anatomy, wanted.seed, exact=wanted.exact, everywhere=everywhere
         )
-    measured = measured.model_copy(update={"repeated_norms": repeats.record()})
+    stand_ins, unseen = bounded.record()
+    also = {"repeated_norms": repeats.record(), "bounded_norms": stand_ins}
+    measured, skipped = measured.model_copy(update=also), (*skipped, *unseen)
     if kept.norms and "batchnorm" not in wanted.measures and "all" not in wanted.measures:
         batchnorm, more = kept.record(kept.running())
         measured, skipped = measured.model_copy(update={"batchnorm": batchnorm}), (*skipped, *more)

@@ -69,7 +69,7 @@ class ProductHandler(Handler):
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Keep what will be added; a sum in place writes over it."""
-        operands = _operands(arguments)
+        operands = factor_names(arguments)
         if operands[0] in ("mat1", "batch1"):
             self._added = arguments["self"] * arguments.get("beta", 1)
         elif (bias := arguments.get("bias")) is not None:
@@ -77,7 +77,7 @@ class ProductHandler(Handler):
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Take the RMS of both; they stay on the device of the model."""
-        signal = arguments[_operands(arguments)[self._signal]]
+        signal = arguments[factor_names(arguments)[self._signal]]
         some, added, self._added = self._some(output), self._added, None
         product = some if added is None else stats.widen(some) - self._some(added.expand_as(output))
         product = self._counted(product, output)
@@ -124,7 +124,7 @@ class ProductHandler(Handler):
         return some if seen is None else some[self._some(seen.to(x.device).expand_as(x))]
 
 
-def _operands(arguments: Mapping[str, Any]) -> tuple[str, str]:
+def factor_names(arguments: Mapping[str, Any]) -> tuple[str, str]:
     """The names of the two factors."""
     return next(names for names in _OPERANDS if names[0] in arguments and names[1] in arguments)
 

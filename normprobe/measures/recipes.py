@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from normprobe.records.anatomy import WeightRole
+from normprobe.records.anatomy import Anatomy
 from normprobe.records.init import Distribution
+from normprobe.records.weights import WeightRole, WeightSite
 from normprobe.theory import deepnorm, kaiming_std, lecun_std, xavier_std
 
 
@@ -41,6 +42,22 @@ class Drawn:
     block: int = 0
     depth: int = 0
     longest: int = 0
+
+    @classmethod
+    def of(cls, site: WeightSite, anatomy: Anatomy, fans: tuple[int, int], distribution: Distribution) -> Drawn:
+        """What is known of a weight of `anatomy`, with the fan-in and fan-out that it was given."""
+        rows = site.shape[0] if site.kind == "conv" else math.prod(site.shape[:-1])
+        longest = max(rows, math.prod(site.shape) // rows)
+        drawn = cls(*fans, site.roles, site.kind == "embedding", distribution, longest=longest)
+        if site.stream is None:
+            return drawn
+        stream = anatomy.streams[site.stream]
+        blocks = list(dict.fromkeys(branch.block for branch in stream.branches))
+        drawn = replace(drawn, width=stream.width or 0, writes=len(stream.branches), blocks=len(blocks))
+        if site.branch is None:
+            return drawn
+        depth = sum(w.stream == site.stream and w.branch == site.branch for w in anatomy.weights)
+        return replace(drawn, block=blocks.index(stream.branches[site.branch].block) + 1, depth=depth)
 
     def has(self, *roles: WeightRole) -> bool:
         """Whether the weight has one of these roles."""

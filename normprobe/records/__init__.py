@@ -5,17 +5,17 @@ from normprobe.records.anatomy import (
     AttentionSite,
     Branch,
     BranchScale,
+    Entry,
     Head,
     HeadRows,
-    OpSite,
     QKNorm,
     RawEnd,
-    Reparametrization,
     Stream,
-    WeightSite,
 )
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.bounded import BoundedNorm
+from normprobe.records.computed_weights import ComputedWeight
 from normprobe.records.declared import Declared
 from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMeasure, KindGradients, LayerGradient
 from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
@@ -48,6 +48,8 @@ from normprobe.records.residual import (
     StreamState,
 )
 from normprobe.records.settings import FailOn, Settings
+from normprobe.records.sites import OpSite
+from normprobe.records.weights import Reparametrization, WeightSite
 
 __all__ = [
     "SCHEMA",
@@ -58,6 +60,9 @@ __all__ = [
     "Branch",
     "BranchGradient",
     "BranchScale",
+    "BoundedNorm",
+    "ComputedWeight",
+    "Entry",
     "Elements",
     "BrokenTensor",
     "FailOn",

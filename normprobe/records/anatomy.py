@@ -8,6 +8,8 @@ from pydantic import Field
 
 from normprobe.records.base import Record
 from normprobe.records.norms import NormKind, NormSite
+from normprobe.records.sites import OpSite
+from normprobe.records.weights import Reparametrization, WeightSite
 
 Placement = Literal["pre", "post", "sandwich", "output", "deepnorm", "preact", "postact", "none", "unknown"]
 Topology = Literal["ordinary", "parallel_streams", "reversible", "gated", "long_skips"]
@@ -23,32 +25,20 @@ BranchKind = Literal[
     "conv",
     "other",
 ]
-WeightRole = Literal["reader", "writer", "inner", "embedding", "head", "other"]
-Follower = Literal[
-    "relu",
-    "leaky_relu",
-    "gelu",
-    "silu",
-    "tanh",
-    "sigmoid",
-    "softmax",
-    "gate",
-    "norm",
-    "none",
-    "unknown",
-]
 
 
-class OpSite(Record):
-    """Where an operation happens: the `ordinal`-th call of `op` directly inside the `execution`-th run of `path`.
+class Entry(Record):
+    """Where a branch reads the stream by weights without a norm before them.
 
-    All three counts start at 0. A measured pass finds the same operation again by this key.
+    Attributes:
+        scale: the constant factor on the way from the trunk to them, activations and poolings passed; None where it is
+            not constant, or not one for all that read the trunk.
+        site: the first product with weights; `operand` says which of its two factors is the signal.
     """
 
-    path: str
-    op: str
-    ordinal: int = 0
-    execution: int = 0
+    scale: float | None
+    site: OpSite
+    operand: Literal[0, 1] = 0
 
 
 class BranchScale(Record):
@@ -74,6 +64,8 @@ class Branch(Record):
             branches whose results this one takes by another way than the stream (shared keys and values).
         writers: parameters of the last heavy operations before the add, biases included.
         parameters: every parameter used between the read and the add.
+        entry: where it reads the stream without a norm before its first weights; None where a norm or something else
+            than an activation stands there.
         skip_scale: constant factor on the trunk at this add; None where it is no constant.
         skip: what the trunk passes on its way to this add besides constants: weights of its own, a pooling, a gate, a
             mixture of parallel copies.
@@ -95,6 +87,7 @@ class Branch(Record):
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    entry: Entry | None = None
     skip_scale: float | None = 1.0
     skip: SkipKind = "identity"
     branch_scale: BranchScale = BranchScale()
@@ -221,13 +214,6 @@ class AttentionSite(Record):
     product: QKProduct | None = None
 
 
-class Reparametrization(Record):
-    """A weight that is computed from other parameters at every forward."""
-
-    path: str
-    kind: Literal["weight_norm", "spectral_norm", "weight_standardization"]
-
-
 class Head(Record):
     """The readout: the parameter that maps the stream to the first returned tensor. `logit_multiplier` is the constant
     factor on its product in force, wherever it is applied (None: not constant): m in c·tanh(m·logits / c)."""
@@ -236,40 +222,6 @@ class Head(Record):
     logit_multiplier: float | None = 1.0
     softcap: float | None = None
     tied_to: str | None = None
-
-
-class WeightSite(Record):
-    """One weight and the first product, convolution or lookup that uses it. A tied weight is listed once.
-
-    Attributes:
-        parameter: its name.
-        roles: `reader` and `writer` of a branch, `inner` between them, `embedding` on the way into a stream,
-            `head` for the readout, else `other`; a tied weight has several.
-        stream: index of the stream that it belongs to in `Anatomy.streams`, `branch` that of the branch there.
-        shape: of the parameter.
-        fan_in: how many inputs each output sums over; 1 for a lookup. Of a convolution the channels of one group
-            times the places of the kernel.
-        fan_out: how many outputs each input reaches, with the places of the kernel; the width for a lookup.
-        output_axis: axis of the parameter that numbers the output features.
-        kind: `experts` where some axes number independent matrices.
-        operand: which of the two factors of the product holds it, or of the two operands of a convolution or lookup.
-        followed_by: what the product passes first besides biases, views, casts and constant factors; an activation
-            that consists of several operations is told by what they compute together.
-        site: where it is used first.
-    """
-
-    parameter: str
-    roles: tuple[WeightRole, ...]
-    stream: int | None = None
-    branch: int | None = None
-    shape: tuple[int, ...]
-    fan_in: int
-    fan_out: int
-    output_axis: int
-    kind: Literal["linear", "conv", "embedding", "experts"]
-    operand: Literal[0, 1]
-    followed_by: Follower = "unknown"
-    site: OpSite
 
 
 class Anatomy(Record):
@@ -285,3 +237,16 @@ class Anatomy(Record):
     def norm(self, path: str) -> NormSite | None:
         """The norm at `path`, or None."""
         return next((n for n in self.norms if n.path == path), None)
+
+    def held_by_constants(self, stream: Stream) -> bool:
+        """Whether constants in place of norms hold the scale of `stream`: no branch has a norm, and one is read through
+        a constant, or is written through a factor and has standardised weights (Brock et al. 2021)."""
+        if any(branch.pre_norm or branch.output_norm or branch.post_norm for branch in stream.branches):
+            return False
+        standardised = {one.parameter for one in self.reparametrizations if one.kind == "weight_standardization"}
+        return any(
+            branch.entry.scale not in (None, 1.0)
+            or (branch.branch_scale.kind in ("constant", "scalar") and not standardised.isdisjoint(branch.readers))
+            for branch in stream.branches
+            if branch.entry is not None
+        )

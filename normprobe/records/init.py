@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from normprobe.records.anatomy import Follower, WeightRole
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.weights import Follower, WeightRole
 
 Distribution = Literal["normal", "truncated_normal", "uniform", "orthogonal", "constant", "zero", "unknown"]
 

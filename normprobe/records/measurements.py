@@ -9,6 +9,8 @@ from pydantic import Field
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
 from normprobe.records.batchnorm import BatchNormMeasure
+from normprobe.records.bounded import BoundedNorm
+from normprobe.records.computed_weights import ComputedWeight
 from normprobe.records.cost import CostMeasure
 from normprobe.records.depth import DepthMeasure
 from normprobe.records.gain import GainMeasure
@@ -97,6 +99,8 @@ class Measurements(Record):
     residual: tuple[StreamMeasure, ...] = ()
     attention: tuple[AttentionMeasure, ...] = ()
     norm_gains: tuple[NormGain, ...] = ()
+    computed_weights: tuple[ComputedWeight, ...] = ()
+    bounded_norms: tuple[BoundedNorm, ...] = ()
     optimizer: OptimizerMeasure | None = None
     repeated_norms: tuple[RepeatedNorm, ...] = ()
     init: Initialisation | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from normprobe.records.anatomy import OpSite
 from normprobe.records.base import Record
+from normprobe.records.sites import OpSite
 
 
 class NonFinite(Record):

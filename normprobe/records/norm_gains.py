@@ -50,9 +50,12 @@ class NormGain(Record):
 
     Attributes:
         one_plus: whether the gain is stored as w and applied as 1 + w.
+        start: what every element of the gain is in a fresh instance of the model's class, as it is applied; looked for
+            where 1 + w is applied and one number other than 1. None where it was not, or is not one number.
     """
 
     path: str
     one_plus: bool
+    start: float | None = None
     gain: Elements | None
     offset: Elements | None

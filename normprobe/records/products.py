@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from normprobe.records.anatomy import WeightRole
 from normprobe.records.base import Record
 from normprobe.records.basis import Basis
+from normprobe.records.weights import WeightRole
 
 
 class ProductGain(Record):

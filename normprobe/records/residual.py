@@ -37,6 +37,8 @@ class StreamState(Record):
             the trunk is not 0; over up to 32 sampled tokens where the state is half precision.
         bf16_loss: what rounding the sum to bfloat16 loses, RMS over up to 32 sampled tokens as a share of the RMS
             of the write; `fp16_loss` the same of float16, infinite where the sum overflows.
+        input_std: standard deviation over all entries of what the first weights of the branch are given; measured in
+            streams without norms that are held at a scale by constants (`Entry`), else None.
         finite: whether every element is finite.
 
     Numbers of the write are NaN where the operation that adds has no operand of its own for it.
@@ -67,6 +69,7 @@ class StreamState(Record):
     angle: float
     bf16_loss: float
     fp16_loss: float
+    input_std: float | None = None
     finite: bool = True
 
 

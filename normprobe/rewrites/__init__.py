@@ -3,6 +3,7 @@
 from normprobe.rewrites.add_final_norm import AddFinalNorm
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.catalogue import ALL, find, load
+from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
 from normprobe.rewrites.upcast_norms import UpcastNorms
@@ -11,6 +12,7 @@ __all__ = [
     "ALL",
     "AddFinalNorm",
     "Effect",
+    "Initialise",
     "Plan",
     "Proof",
     "Refusal",

@@ -9,9 +9,10 @@ from typing import Any
 from normprobe.errors import RewriteError
 from normprobe.rewrites.add_final_norm import AddFinalNorm
 from normprobe.rewrites.base import Rewrite
+from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.upcast_norms import UpcastNorms
 
-ALL: tuple[type[Rewrite], ...] = (UpcastNorms, AddFinalNorm)
+ALL: tuple[type[Rewrite], ...] = (UpcastNorms, AddFinalNorm, Initialise)
 
 
 def find(name: str) -> type[Rewrite] | None:

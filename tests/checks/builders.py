@@ -9,10 +9,14 @@ from normprobe.records import (
     AttentionMeasure,
     AttentionSite,
     Basis,
+    BoundedNorm,
     Branch,
     BranchGradient,
+    BranchScale,
+    ComputedWeight,
     Declared,
     Elements,
+    Entry,
     GradientMeasure,
     Growth,
     Head,
@@ -25,6 +29,7 @@ from normprobe.records import (
     NormGain,
     NormSite,
     OpSite,
+    Reparametrization,
     ReportData,
     Stream,
     StreamMeasure,
@@ -34,6 +39,7 @@ from normprobe.records import (
     WeightSite,
 )
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite, KeptStatistics
+from normprobe.records.cost import CostMeasure, NormCost
 from normprobe.records.optimizer import NormStep, OptimizerGroup, OptimizerMeasure
 
 
@@ -50,6 +56,7 @@ def norm(path: str = "blocks.0.norm", **more: Any) -> NormSite:
         "reduction": "native",
         "role": "pre",
         "class_name": "RMSNorm",
+        "fused": True,
         "executions": 1,
     }
     return NormSite(path=path, **facts | more)
@@ -379,8 +386,59 @@ def drawn(*weights: WeightMeasure, trained: bool | None = False, **more: Any) ->
     return Initialisation(trained=trained, weights=weights or (weight(),), **facts | more)
 
 
+def normed_weight(path: str = "fc", **more: Any) -> Reparametrization:
+    """g · v / ‖v‖ for each of the rows of v, without an eps."""
+    facts: dict[str, Any] = {"kind": "weight_norm", "parameter": f"{path}.v", "gain": f"{path}.g", "axes": (1,)}
+    return Reparametrization(path=path, **facts | {"floor": None, "zeros": False} | more)
+
+
+def slices(path: str = "fc", **more: Any) -> ComputedWeight:
+    """Sixteen sound rows of eight elements, and a gain for each."""
+    facts: dict[str, Any] = {"count": 16, "elements": 8, "non_finite": 0, "empty": 0, "smallest": 0.5, "smallest_at": 3}
+    facts |= {"parameter": f"{path}.v", "dtype": "float32", "median": 0.9, "gains": 16, "zero_gains": 0}
+    return ComputedWeight(path=path, **facts | more)
+
+
+def bounded(path: str = "blocks.0.norm", **more: Any) -> BoundedNorm:
+    """tanh(0.5 · x) of unit normal x."""
+    facts: dict[str, Any] = {"input_rms": 1.0, "output_rms": 0.42, "saturated": 0.0}
+    return BoundedNorm(path=path, basis=Basis(unit="1", dtype="float32", count=64), **facts | more)
+
+
+def norm_cost(path: str = "blocks.0.norm", **more: Any) -> NormCost:
+    """A norm of six operations that takes a hundredth of a second."""
+    facts: dict[str, Any] = {"calls": 1, "operations": 6, "reductions": 1, "bytes_moved": 900, "bytes_needed": 300}
+    return NormCost(path=path, **facts | {"fused": False, "seconds": 0.01} | more)
+
+
+def cost(*norms: NormCost) -> CostMeasure:
+    """A forward of one second with these norms in it."""
+    spent = sum(norm.seconds for norm in norms)
+    facts: dict[str, Any] = {"device": "cpu", "forward_seconds": 1.0, "one_token_seconds": None}
+    return CostMeasure(
+        basis=Basis(unit="s", dtype="float32", count=5), norms=norms, share=spent, one_token_share=None, **facts
+    )
+
+
+def unnormed(depth: int, scale: float | None = 0.98, **more: Any) -> Stream:
+    """A stream that constants hold: branches without norms, x + 0.2 · f(0.98 · x)."""
+    facts: dict[str, Any] = {"placement": "none", "pre_norm": None, "kind": "conv"}
+    facts["branch_scale"] = BranchScale(kind="constant", value=0.2)
+    sites = [OpSite(path=f"blocks.{i}.fc", op="aten.convolution.default") for i in range(depth)]
+    branches = tuple(
+        branch(f"blocks.{i}", **facts | {"entry": Entry(scale=scale, site=site)} | more) for i, site in enumerate(sites)
+    )
+    return stream(placement="none", depth=depth, needs_final_norm=False, final_norm=None, branches=branches)
+
+
+def given(*stds: float | None) -> list[StreamState]:
+    """States after writes whose branches were given inputs of these standard deviations."""
+    return [state(i, input_std=std) for i, std in enumerate(stds)]
+
+
 def document(
     *,
+    reparametrizations: tuple[Reparametrization, ...] = (),
     norms: tuple[NormSite, ...] | None = None,
     streams: tuple[Stream, ...] | None = None,
     attention: tuple[AttentionSite, ...] | None = None,
@@ -411,6 +469,7 @@ def document(
             attention=(site(),) if attention is None else attention,
             head=Head(path="head.weight"),
             weights=weights,
+            reparametrizations=reparametrizations,
         ),
         measurements=Measurements(**measurements | measured),
     )

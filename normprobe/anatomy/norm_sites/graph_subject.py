@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,28 @@ class StaticFunction:
         self._state = _state(model, self._nodes)
         self.parameters = frozenset(n.name for n in self._nodes if n.op == "parameter")
         self._empty = any(held_tensor(model, n.name).is_meta for n in self._nodes if n.op in ("parameter", "buffer"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters and buffers in the order of their first use."""
+        return tuple(self._state)
+
+    def recipe(self) -> tuple[Hashable, ...]:
+        """The operations, with shapes and numbers but without the names of parameters: what two functions of one recipe
+        do to theirs, taken in order, is the same."""
+        place: dict[int, tuple[int, int]] = {}
+
+        def placed(ref: Ref) -> tuple[int, int] | None:
+            return place.get(ref.value)
+
+        rows: list[Hashable] = []
+        for row, node in enumerate(self._nodes):
+            read = pytree.tree_map_only(Ref, placed, (node.args, node.kwargs))
+            place.update({value: (row, i) for i, value in enumerate(node.outputs)})
+            abouts = [self._trace.values[v] for v in (*node.inputs, *node.outputs)]
+            kinds = tuple((about.shape, about.dtype) for about in abouts)
+            rows.append((node.op, node.name if node.op == "buffer" else "", repr(read), kinds))
+        return tuple(rows)
 
     def start(self, seed: int) -> dict[str, Tensor]:
         """Random parameters and buffers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,23 +22,20 @@ from normprobe.records import Reparametrization
 Kind = Literal["weight_norm", "spectral_norm", "weight_standardization"]
 _CLOSE = 1e-6
 _LARGE = 1e4  # parameters this large make an eps beside their norm negligible
+_SMALL = 1e-20  # and those this small are negligible beside it
 
 
 def find_reparametrizations(model: nn.Module, flow: Flow) -> tuple[Reparametrization, ...]:
     """Weight norm (Salimans & Kingma 2016), spectral norm (Miyato et al. 2018) and weight standardisation (Qiao et al.
     2019) of every weight that a product or convolution uses; `path` is the module in which it is used."""
-    found: dict[str, Reparametrization] = {}
-    for step in flow.steps:
-        if step.role is not Role.MATMUL:
-            continue
+    read: dict[tuple[str, int], Reparametrization | None] = {}
+    for step in (s for s in flow.steps if s.role is Role.MATMUL):
         for value in step.statics:
-            path = flow.path(step)
-            made = _computed(flow, value) if path not in found else None
-            if made is not None:
-                kind = _kind(model, flow, made)
-                if kind is not None:
-                    found[path] = Reparametrization(path=path, kind=kind)
-    return tuple(found.values())
+            made, path = _computed(flow, value), flow.path(step)
+            if made is not None and (path, made) not in read:
+                read[path, made] = _read(model, flow, made, path)
+    found = [one for one in read.values() if one is not None]
+    return tuple({(one.path, one.parameter): one for one in found}.values())
 
 
 def find_unused_reparametrizations(model: nn.Module, trace: Trace) -> tuple[Reparametrization, ...]:
@@ -48,16 +46,22 @@ def find_unused_reparametrizations(model: nn.Module, trace: Trace) -> tuple[Repa
         if path in ran or not parametrize.is_parametrized(module):
             continue
         for name in module.parametrizations:
-            reader = _Read(module, name)
-            read = record(reader, ())
-            flow = Flow(read, Levels(read), Statics(reader, read))
-            kind = _kind(reader, flow, read.outputs[0][1])
-            if kind is not None:
-                found.append(Reparametrization(path=path, kind=kind))
+            reader = _Reader(module, name)
+            seen = record(reader, ())
+            flow = Flow(seen, Levels(seen), Statics(reader, seen))
+            one = _read(reader, flow, seen.outputs[0][1], path)
+            if one is not None:
+                gain = None if one.gain is None else _renamed(one.gain, path)
+                found.append(one.model_copy(update={"parameter": _renamed(one.parameter, path), "gain": gain}))
     return tuple(found)
 
 
-class _Read(nn.Module):
+def _renamed(name: str, path: str) -> str:
+    """The model's name of a parameter that a `_Reader` of the module at `path` holds."""
+    return f"{path}.{name.removeprefix('module.')}"
+
+
+class _Reader(nn.Module):
     """Returns one computed tensor of a module."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -94,13 +98,20 @@ def directions(model: nn.Module, flow: Flow, value: int) -> tuple[str, ...]:
         function = StaticFunction(model, flow.trace, flow.levels, made)
     except UnreadableAnatomyError:
         return ()
-    with torch.no_grad():
-        start = _start(function)
-        weight = function(start)
-        names = [n for n in start if n in function.parameters]
-        if not any(_gains(function, start, n, weight) for n in names):
-            return ()
-        return tuple(n for n in names if _idle(function, start, n, weight))
+    key = "directions", function.recipe()
+    if key not in flow.memo:
+        flow.memo[key] = tuple(map(function.names.index, _directions(function)))
+    return tuple(function.names[i] for i in flow.memo[key])
+
+
+@torch.no_grad()
+def _directions(function: StaticFunction) -> tuple[str, ...]:
+    start = _start(function)
+    weight = function(start)
+    names = [n for n in start if n in function.parameters]
+    if not any(_gains(function, start, n, weight) for n in names):
+        return ()
+    return tuple(n for n in names if _idle(function, start, n, weight))
 
 
 def _start(function: StaticFunction) -> dict[str, Tensor]:
@@ -116,18 +127,71 @@ def _gains(function: StaticFunction, start: dict[str, Tensor], name: str, weight
     return _same(function(start | {name: 3.0 * start[name]}), 3.0 * weight)
 
 
-def _kind(model: nn.Module, flow: Flow, value: int) -> Kind | None:
+def _read(model: nn.Module, flow: Flow, value: int, path: str) -> Reparametrization | None:
+    """What kind of computed weight `value` is; None where it is of none that is known."""
     try:
         function = StaticFunction(model, flow.trace, flow.levels, value)
     except UnreadableAnatomyError:
         return None
-    with torch.no_grad():
-        start = _start(function)
-        weight = function(start)
-        for name in start:
-            if name in function.parameters and _idle(function, start, name, weight) and _follows(weight, start[name]):
-                return _invariant_kind(function, start, name, weight)
-    return None
+    key = "computed weight", function.recipe()
+    if key not in flow.memo:
+        flow.memo[key] = function.names, _described(function)
+    names, one = flow.memo[key]
+    if one is None:
+        return None
+    own = dict(zip(names, function.names, strict=True))
+    gain = None if one.gain is None else own[one.gain]
+    renamed: Reparametrization = one.model_copy(update={"path": path, "parameter": own[one.parameter], "gain": gain})
+    return renamed
+
+
+@torch.no_grad()
+def _described(function: StaticFunction) -> Reparametrization | None:
+    """The weight that `function` computes, without its path."""
+    start = _start(function)
+    weight = function(start)
+    for name in start:
+        if name in function.parameters and _idle(function, start, name, weight) and _follows(weight, start[name]):
+            break
+    else:
+        return None
+    own, others = start[name], [n for n in start if n in function.parameters and n != name]
+    gain = next((n for n in others if _gains(function, start, n, weight)), None)
+    kind = _invariant_kind(function, start, name, weight, gained=gain is not None)
+    axes = tuple(i for i in range(own.dim()) if not _same(function(start | {name: own * _steps(own, i)}), weight))
+    return Reparametrization(
+        path="",
+        kind=kind,
+        parameter=name,
+        gain=gain,
+        axes=axes,
+        floor=_floor(function, start, name, own / size_of(own, axes, kind)),
+        zeros=bool(function(start | {name: torch.zeros_like(own)}).isfinite().all()),
+    )
+
+
+def size_of(tensor: Tensor, axes: Sequence[int], kind: Kind) -> Tensor:
+    """The size of every slice behind a computed weight (`Reparametrization`), in its dtype and with its axes kept."""
+    if not axes:
+        return torch.zeros_like(tensor) if kind == "weight_standardization" else tensor.abs()
+    if kind == "weight_standardization":
+        return tensor.std(dim=tuple(axes), correction=0, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=tuple(axes), keepdim=True)
+    return norms
+
+
+def _steps(tensor: Tensor, axis: int) -> Tensor:
+    """A factor for each slice along `axis`, no two alike."""
+    shape = [-1 if i == axis else 1 for i in range(tensor.dim())]
+    return torch.linspace(0.5, 2.0, tensor.shape[axis], dtype=tensor.dtype).reshape(shape)
+
+
+def _floor(function: StaticFunction, start: dict[str, Tensor], name: str, unit: Tensor) -> float | None:
+    """What the slices of `unit`, all of size 1, are divided by where they are made very small; None where it is their
+    own size even then."""
+    whole, small = (function(start | {name: unit * size}).abs().amax() for size in (_LARGE, _SMALL))
+    share = float(small / whole)
+    return _SMALL / share if 0 < share < 0.5 else None
 
 
 def _follows(weight: Tensor, direction: Tensor) -> bool:
@@ -146,15 +210,14 @@ def _follows(weight: Tensor, direction: Tensor) -> bool:
     return False
 
 
-def _invariant_kind(function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor) -> Kind:
+def _invariant_kind(
+    function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor, gained: bool
+) -> Kind:
     """The kind of a weight that does not change with the scale of parameter `name`, which it follows."""
     shifted = function(start | {name: start[name] + 0.5 * _LARGE})
     if _same(shifted, weight):
         return "weight_standardization"
-    gains = [n for n in start if n in function.parameters and n != name]
-    if any(_gains(function, start, gain, weight) for gain in gains):
-        return "weight_norm"
-    if weight.shape != start[name].shape:
+    if gained or weight.shape != start[name].shape:
         return "weight_norm"
     ratio = weight.reshape(-1) / start[name].reshape(-1)
     return "spectral_norm" if _same(ratio, ratio[0].expand_as(ratio)) else "weight_norm"

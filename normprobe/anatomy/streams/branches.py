@@ -13,6 +13,7 @@ from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams import weights
 from normprobe.anatomy.streams.blocks import Located, block_names
+from normprobe.anatomy.streams.entries import entry
 from normprobe.anatomy.streams.kinds import branch_kind, family
 from normprobe.anatomy.streams.lent import lent
 from normprobe.anatomy.streams.parts import Part, bends
@@ -162,6 +163,7 @@ def _record(
         post_norm=norm_path(around.on_sum, norms) if reading.post else None,
         writers=weights.writers(flow, part, model),
         parameters=weights.parameters(flow, part),
+        entry=entry(flow, write, part),
         skip_scale=None if write.skip_scale is None else write.skip_scale * behind,
         skip=_skip(flow, write),
         branch_scale=scale,

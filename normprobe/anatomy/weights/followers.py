@@ -14,7 +14,7 @@ from normprobe.anatomy.flow.ops import LIGHT, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.capture.leaves import replaced
 from normprobe.capture.trace import Ref
-from normprobe.records.anatomy import Follower
+from normprobe.records.weights import Follower
 
 _NAMES: Mapping[Role, Follower] = {Role.NORM: "norm", Role.SOFTMAX: "softmax", Role.GATE: "gate"}
 _POINTWISE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.GATE, Role.ADD})

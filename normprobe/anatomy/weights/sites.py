@@ -13,7 +13,7 @@ from normprobe.anatomy.weights.axes import Layout, layouts
 from normprobe.anatomy.weights.followers import follower
 from normprobe.capture.trace import Node
 from normprobe.records import Head, OpSite, Stream, WeightSite
-from normprobe.records.anatomy import WeightRole
+from normprobe.records.weights import WeightRole
 
 Place = tuple[WeightRole, int | None, int | None]  # role, stream, branch
 Use = tuple[Step | None, Node, str, Layout]

@@ -15,6 +15,7 @@ from normprobe.checks.norms.mixed_eps import MixedEps
 from normprobe.checks.norms.name_contradicts_behaviour import NameContradictsBehaviour
 from normprobe.checks.norms.norm_weight_decay import NormWeightDecay
 from normprobe.checks.norms.outlier_gain import OutlierGain
+from normprobe.checks.norms.unfused_norm import UnfusedNorm
 from normprobe.checks.norms.uninitialised_gain import UninitialisedGain
 
 ALL: tuple[Check, ...] = (
@@ -33,4 +34,5 @@ ALL: tuple[Check, ...] = (
     LostNormKeys(),
     NormWeightDecay(),
     FrozenByRounding(),
+    UnfusedNorm(),
 )

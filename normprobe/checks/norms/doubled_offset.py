@@ -19,10 +19,12 @@ class DoubledOffset(GainCheck):
 
     ## What it measures
 
-    The gains of all norms that apply 1 + w, which is found by behaviour. With right weights w lies about 0 on
-    both sides, in a fresh model and in a trained one. Where the 1 is in the weights too, w is the gain itself:
+    The gains of all norms that apply 1 + w, which is found by behaviour. With right weights w lies about 0, in a
+    fresh model and in most trained ones on both sides. Where the 1 is in the weights too, w is the gain itself:
     hardly one is below 0, and what is applied is a gain of about 2. That is said when it holds for all of
-    these norms together; or for one of them, when it is about 2 while the others in its role are about 1.
+    these norms together, as a note where they vary about another number than 2; or for one of them, when it is about 2
+    while the others in its role are about 1. Gains that are what a fresh instance of the model's class starts with
+    are passed: Nemotron, as transformers has it, starts with a w of 1.
 
     ## Why it matters
 
@@ -37,7 +39,7 @@ class DoubledOffset(GainCheck):
 
     ## When to ignore it
 
-    Where the gains were trained to lie above 1 throughout, which no public model with this form is known for.
+    Where the gains were trained to lie above 1 throughout: stored values alone do not tell these from doubled ones.
 
     ## References
 
@@ -56,25 +58,28 @@ class DoubledOffset(GainCheck):
     def judge(self, norms: Sequence[Stored], data: ReportData) -> Outcome:
         """Yield one finding for all norms, or one for each that stands out."""
         held = [(n, n.known.gain) for n in norms if n.known.one_plus and n.known.gain is not None]
-        pairs = [(norm, gain) for norm, gain in held if not gain.non_finite]
+        pairs = [(norm, gain) for norm, gain in held if not gain.non_finite and not _at_start(norm)]
         if not pairs:
             return
         median = statistics.median(gain.median for _, gain in pairs)
         below = sum(gain.stored_negative for _, gain in pairs) / sum(gain.count for _, gain in pairs)
         if below <= self.negative and median >= self.least:
-            yield self._all([norm for norm, _ in pairs], median)
+            moved = any(gain.constant is None for _, gain in pairs)
+            unsure = moved and self.exceeds(abs(median - 2), self.near)
+            yield self._all([norm for norm, _ in pairs], median, Severity.NOTE if unsure else self.severity)
             return
         for norm, gain in pairs:
             if self._alone(norm, gain, pairs):
                 yield self._one(norm, gain)
 
-    def _all(self, norms: Sequence[Stored], median: float) -> Finding:
+    def _all(self, norms: Sequence[Stored], median: float, severity: Severity) -> Finding:
         return self.finding(
             norms[0].site.path,
             f"these norms apply 1 + w, and w lies about {number(median - 1)} and hardly ever below 0: the gain is "
             f"about {number(median)}, as if the 1 had been added to the weights already",
             value=median,
             against="least",
+            severity=severity,
             places=[norm.site.path for norm in norms],
         )
 
@@ -92,3 +97,8 @@ class DoubledOffset(GainCheck):
         others = [held.median for other, held in pairs if other.site.role == norm.site.role and other is not norm]
         about = [abs(gain.median - 2), *(abs(other - 1) for other in others)]
         return gain.stored_negative == 0 and len(others) >= 2 and not any(self.exceeds(x, self.near) for x in about)
+
+
+def _at_start(norm: Stored) -> bool:
+    """Whether the gain is what a fresh instance of the model's class has."""
+    return norm.known.start is not None and norm.known.gain is not None and norm.known.gain.constant == norm.known.start

@@ -40,8 +40,8 @@ class OutlierGain(GainCheck):
 
     ## References
 
-    Kovaleva et al. 2021 (BERT Busters: outlier channels of LayerNorm); Wei et al. 2022 (Outlier Suppression,
-    sec. 3: the gain makes the outliers); Xiao et al. 2023 (SmoothQuant).
+    Kovaleva et al. 2021 (BERT Busters), abstract (outlier channels of LayerNorm); Wei et al. 2022 (Outlier
+    Suppression), sec. 3 (the gain makes the outliers); Xiao et al. 2023 (SmoothQuant), sec. 3 (outliers and int8).
     """
 
     code, name, severity, since = "NP111", "outlier-gain", Severity.WARNING, "0.1.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -13,21 +14,23 @@ from normprobe.records import Branch, Finding, ReportData, Severity, Stream, Wei
 @final
 @dataclass(frozen=True)
 class DeepNormIncomplete(Check):
-    """A post-norm trunk has DeepNorm's factor in some layers only, or without its initialisation.
+    """A post-norm trunk has half of DeepNorm: its factor in some layers, or factor or start alone.
 
     ## What it measures
 
-    Two things on streams where every sum is normed and the trunk has a constant factor α. Whether α is the
-    same for all branches of one kind. And, for weights that look untrained, how far one step can move the
-    output: the sum of 2g²/α² over all writes, where g is the gain of the matrices that write to the stream
-    relative to Xavier's, std · √((fan_in + fan_out) / 2). DeepNorm sets α = (2N)^¼ and g = β = (8N)^-¼ so that
-    this sum is 1 at any depth.
+    Three things on streams where every sum is normed. Whether a constant factor α on the trunk is the same for all
+    branches of one kind. For weights that look untrained, how far one step can move the output: the sum of 2g²/α²
+    over all writes, where g is the gain of the matrices that write to the stream relative to Xavier's,
+    std · √((fan_in + fan_out) / 2). DeepNorm sets α = (2N)^¼ and g = β = (8N)^-¼ so that this sum is 1 at any depth.
+    And whether a trunk without a factor is written by untrained matrices that all have exactly that g, and no
+    other known recipe in common.
 
     ## Why it matters
 
     The proof holds for both factors together. With α alone, updates of a deep stack still add up to more than
-    its norms take: it diverges later than plain post-norm, but it does. One layer without α is a plain
-    post-norm block in the middle of the stack.
+    its norms take: it diverges later than plain post-norm, but it does. With β alone the branches say less, and
+    the gradient still shrinks at every norm as in plain post-norm. One layer without α is a plain post-norm block in
+    the middle of the stack.
 
     ## What to do
 
@@ -59,6 +62,7 @@ class DeepNormIncomplete(Check):
         for stream in data.anatomy.streams:
             alphas = [b.skip_scale for b in stream.branches if b.placement in ("post", "deepnorm")]
             if not any(b.placement == "deepnorm" for b in stream.branches):
+                yield from self._bare(stream, data)
                 continue
             if None in alphas:
                 yield self.skip("the factor on the trunk is no constant", [stream.name])
@@ -97,6 +101,25 @@ class DeepNormIncomplete(Check):
             elif len(known) < len(sizes):
                 yield self.skip("the scale of some writers is not known", [stream.name])
 
+    def _bare(self, stream: Stream, data: ReportData) -> Iterator[Finding]:
+        """Writers that have DeepNorm's β, all of them, on a plain post-norm trunk."""
+        init, branches = data.measurements.init, stream.branches
+        if init is None or init.trained is not False or any(b.placement != "post" for b in branches):
+            return
+        weights = {weight.parameter: weight for weight in init.weights}
+        known = [weights[name] for branch in branches for name in branch.writers if name in weights]
+        if len(known) >= len(branches) > 1 and _by_beta(known):
+            alpha, beta = (2 * (len(branches) // 2)) ** 0.25, (8 * (len(branches) // 2)) ** -0.25
+            yield self.finding(
+                stream.name,
+                f"all {len(known)} weights that write to this post-norm stream are drawn at {number(beta)} of Xavier's "
+                f"scale, DeepNorm's β for {len(branches)} writes, and the trunk has no factor; α would be "
+                f"{number(alpha)}",
+                value=1.0,
+                bound=alpha,
+                source="Wang et al. 2022, sec. 4.2",
+            )
+
     def _large(self, stream: Stream, size: float) -> Finding:
         alpha = stream.branches[0].skip_scale or 1.0
         return self.finding(
@@ -106,6 +129,13 @@ class DeepNormIncomplete(Check):
             value=size,
             against="max_update",
         )
+
+
+def _by_beta(weights: list[WeightMeasure]) -> bool:
+    """Whether DeepNorm's recipe is what all of these have in common, beside those of T-Fixup for stacks without norms
+    at most."""
+    common = set.intersection(*({*weight.recipes} for weight in weights))
+    return {name for name in common if not name.startswith("t_fixup")} == {"deepnorm"}
 
 
 def _odd(stream: Stream) -> list[Branch]:

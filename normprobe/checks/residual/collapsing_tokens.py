@@ -42,8 +42,9 @@ class CollapsingTokens(EachStreamCheck):
 
     ## References
 
-    Dong et al. 2021 (Attention is not all you need), sec. 2; Noci et al. 2022 (rank collapse and vanishing
-    gradients); Timkey & van Schijndel 2021 (channels that dominate cosines).
+    Dong et al. 2021 (Attention is not all you need), sec. 2; Noci et al. 2022 (Signal Propagation in Transformers),
+    abstract (rank collapse and vanishing gradients); Timkey & van Schijndel 2021 (All Bark and No Bite), abstract
+    (channels that dominate cosines).
     """
 
     code, name, severity, since = "NP308", "collapsing-tokens", Severity.WARNING, "0.1.0"

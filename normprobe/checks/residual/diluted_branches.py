@@ -43,8 +43,8 @@ class DilutedBranches(EachStreamCheck):
 
     ## References
 
-    Sun et al. 2025 (The Curse of Depth in Large Language Models); Gromov et al. 2024 (The Unreasonable
-    Ineffectiveness of the Deeper Layers); Liu et al. 2020 (Admin), sec. 4 (dependence on residual branches).
+    Sun et al. 2025 (The Curse of Depth in Large Language Models), sec. 3; Gromov et al. 2024 (The Unreasonable
+    Ineffectiveness of the Deeper Layers), abstract; Liu et al. 2020 (Admin), sec. 4 (dependence on residual branches).
     """
 
     code, name, severity, since = "NP302", "diluted-branches", Severity.WARNING, "0.1.0"

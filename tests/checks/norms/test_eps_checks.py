@@ -163,6 +163,15 @@ def test_np105_notes_what_every_block_does_alike() -> None:
     assert [f.severity for f in found] == [Severity.WARNING]
 
 
+@pytest.mark.parametrize(("odd", "severity"), [((2,), Severity.WARNING), ((2, 5), Severity.NOTE)])
+def test_np105_is_a_note_where_every_stream_has_its_odd_one(odd: tuple[int, ...], severity: Severity) -> None:
+    norms = tuple(b.norm(f"blocks.{i}.norm", eps=1e-3 if i in odd else 1e-5) for i in range(6))
+    branches = [b.branch(f"blocks.{i}") for i in range(6)]
+    streams = tuple(b.stream(name=f"{k}", branches=tuple(branches[3 * k : 3 * k + 3]), final_norm=None) for k in (0, 1))
+    found, _ = judge("NP105", b.document(norms=norms, streams=streams))
+    assert [(f.where, f.severity) for f in found] == [("blocks.2.norm", severity)]
+
+
 def test_np105_compares_norms_of_one_kind_and_placement() -> None:
     norms = (b.norm(), b.norm("blocks.1.norm"), b.norm("blocks.2.norm", kind="layernorm", eps=1e-6))
     branches = tuple(b.branch(f"blocks.{i}") for i in range(3))

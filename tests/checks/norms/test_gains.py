@@ -182,32 +182,6 @@ def test_np111_is_one_finding_with_the_worst_first() -> None:
     assert "channel 3, 800 times the median size; 2 of 3 gains" in found.message
 
 
-# ---- NP112
-
-
-@pytest.mark.parametrize(
-    ("median", "below", "found"), [(2.0, 0, 1), (1.5, 0, 1), (1.4, 0, 0), (2.0, 1, 0), (1.0, 8, 0)]
-)
-def test_np112_for_all_norms(median: float, below: int, found: int) -> None:
-    held = b.moved(median=median, stored_negative=below)
-    gains = [b.gain(path, held, one_plus=True) for path in ("blocks.0.norm", "blocks.1.norm", "norm")]
-    assert len(judge("NP112", *gains)) == found
-    assert judge("NP112", *(g.model_copy(update={"one_plus": False}) for g in gains)) == ()
-
-
-def test_np112_for_the_one_that_stands_out() -> None:
-    paths = [f"blocks.{i}.norm" for i in range(3)]
-    norms = tuple(map(b.norm, paths))
-    about_one = [b.gain(path, b.moved(median=1.1, stored_negative=5), one_plus=True) for path in paths]
-    for median, count in ((1.8, 1), (1.7, 0), (2.3, 0)):
-        odd = b.gain(paths[0], b.moved(median=median), one_plus=True)
-        found = judge("NP112", odd, *about_one[1:], norms=norms)
-        assert [f.where for f in found] == paths[:count]
-    assert judge("NP112", *about_one, norms=norms) == ()
-    few = [b.gain(paths[0], b.moved(median=2.0), one_plus=True), about_one[1]]
-    assert judge("NP112", *few, norms=norms[:2]) == ()
-
-
 # ---- NP113
 
 

@@ -48,6 +48,16 @@ def test_np211_measures_what_alpha_without_beta_allows(blocks: int) -> None:
     assert (finding.limit, finding.severity.value) == (2.0, "warning")
 
 
+@pytest.mark.parametrize("blocks", [3, 6, 16])
+def test_np211_finds_beta_without_alpha(blocks: int) -> None:
+    alpha, beta = published(blocks)
+    (finding,) = found("NP211", *deepnorm(blocks, 1.0, beta), level="forward")
+    assert (finding.value, finding.severity.value) == (1.0, "warning")
+    assert finding.limit == pytest.approx(alpha)
+    assert f"at {beta:.4g} of Xavier's scale" in finding.message
+    assert found("NP211", *deepnorm(blocks, 1.0, 1.0), level="forward") == ()
+
+
 @pytest.mark.parametrize("odd", [1.0, 3.0])
 def test_np211_finds_a_layer_with_another_alpha(odd: float) -> None:
     (finding,) = found("NP211", *deepnorm(4, *published(4), odd=odd))
@@ -98,6 +108,42 @@ def test_np211_stands_at_its_limit() -> None:
     assert judge("NP211", weighed(4, True, 9.0)) == ((), ())
     nothing, (skipped,) = judge("NP211", weighed(4, None, 9.0))
     assert (nothing, skipped.why) == ((), "it cannot be told whether the weights are as they were drawn")
+
+
+def beta_alone(trained: bool | None = False, placement: str = "post", recipes: tuple[str, ...] = ("deepnorm",)) -> Any:
+    writes = tuple(b.branch(f"{i}", placement=placement, writers=(f"w{i}", f"w{i}.bias")) for i in range(4))
+    stream = b.stream(branches=writes, depth=4, placement="post", final_norm=None, needs_final_norm=False)
+    drawn = b.drawn(*(b.weight(f"w{i}", recipes=recipes) for i in range(4)), trained=trained)
+    return b.document(streams=(stream,), init=drawn)
+
+
+def test_np211_is_sure_that_beta_is_meant() -> None:
+    assert len(judge("NP211", beta_alone())[0]) == 1
+    assert len(judge("NP211", beta_alone(recipes=("deepnorm", "t_fixup_encoder")))[0]) == 1
+    for sound in (
+        beta_alone(trained=None),
+        beta_alone(trained=True),
+        beta_alone(placement="pre"),
+        beta_alone(recipes=()),
+        beta_alone(recipes=("deepnorm", "fixed_0.02")),
+        beta_alone(recipes=("deepnorm", "xavier_depth")),
+    ):
+        assert judge("NP211", sound) == ((), ())
+
+
+def test_np211_counts_the_largest_writer_of_a_branch() -> None:
+    """One writer of two at Xavier's scale is as far from β as both."""
+    data = weighed(4, False, math.sqrt(1 / 8))
+    writes = tuple(
+        branch.model_copy(update={"writers": ("w0", "small")}) for branch in data.anatomy.streams[0].branches
+    )
+    small = data.anatomy.weights[0].model_copy(update={"parameter": "small"})
+    stds = {"w0": math.sqrt(1 / 8) * 1.01, "small": 1e-3}
+    streams = (data.anatomy.streams[0].model_copy(update={"branches": writes}),)
+    anatomy = data.anatomy.model_copy(update={"streams": streams, "weights": (*data.anatomy.weights, small)})
+    measured = data.measurements.model_copy(update={"init": b.init(trained=False, **stds)})
+    (finding,), _ = judge("NP211", data.model_copy(update={"anatomy": anatomy, "measurements": measured}))
+    assert finding.value == pytest.approx(2 * 1.01**2)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

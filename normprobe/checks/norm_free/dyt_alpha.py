@@ -1,0 +1,100 @@
+"""NP802."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.records import BoundedNorm, Finding, ReportData, Severity
+
+
+@final
+@dataclass(frozen=True)
+class DytAlpha(Check):
+    """The slope of a bounded stand-in for a norm does not fit the scale of its input.
+
+    ## What it measures
+
+    For Dynamic Tanh, γ · tanh(α · x) + β, and other bounded maps in the place of a norm: the outputs z = tanh(α · x)
+    of what the model gave to each, gain and offset taken off. A warning: most of them are at a limit (|z| above
+    0.99), or their RMS is so small that nothing bends. A note: an RMS that is small, but not that small. An error:
+    all are 0.
+
+    ## Why it matters
+
+    α stands for 1/σ, by which a norm would multiply. Too large, the map gives signs: it passes no sizes, and at
+    |z| = 0.99 the gradient to what is behind it is a fiftieth of that at 0. Too small, it is the straight line
+    γ · α · x: nothing holds the scale of the stream, and what is read from it is as many times too small as α is.
+
+    ## What to do
+
+    Start α near 1/σ of its input: 0.5 is for vision models, whose streams have a σ near 1; the authors took less
+    in wide language models, and a factor √width on embeddings of small σ. To replace the norms of a trained model,
+    take α from the curve of each norm (the measure `norms` fits it).
+
+    ## When to ignore it
+
+    When the model is trained and works: α is learned, and single layers may run straight.
+
+    ## References
+
+    Zhu et al. 2025 (Transformers without Normalization): the section on the values of α (α follows 1/σ of the
+    input during and after training) and the one on its initialisation (0.5; less in wide language models); its
+    appendix on language models (without a factor of √width on the embeddings the activations are too small).
+    """
+
+    code, name, severity, since = "NP802", "dyt-alpha", Severity.ERROR, "0.1.0"
+    needs = Needs.STRUCTURE | Needs.FORWARD
+
+    saturated: float = limit(
+        0.5, unit=Unit.RATIO, source="choice: most elements; with inputs from a normal law, α · σ above 3.9"
+    )
+    small: float = limit(
+        0.03, unit=Unit.ONE, source="choice: tanh is a straight line to z²/3, three in ten thousand; α · σ below 0.03"
+    )
+    straight: float = limit(0.003, unit=Unit.ONE, source="choice: a tenth of `small`, far below what any start gives")
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding a norm whose input is out of its bend, and one skip for those not measured."""
+        if not data.anatomy.norms:
+            yield self.skip("no norm was found")
+        known = {one.path: one for one in data.measurements.bounded_norms}
+        missed = [n.path for n in data.anatomy.norms if n.kind == "dyt" and n.executed and n.path not in known]
+        if missed:
+            yield self.skip("what it is given was not measured", missed)
+        for one in known.values():
+            if not math.isfinite(one.output_rms):
+                yield self.skip("what it gives is not finite", [one.path])
+                continue
+            found = self._flat(one) or self._straight(one)
+            if found is not None:
+                yield found
+
+    def _flat(self, one: BoundedNorm) -> Finding | None:
+        if not self.exceeds(one.saturated, self.saturated):
+            return None
+        text = (
+            f"{number(100 * one.saturated)} % of its elements are at a limit: its slope is too large for inputs of RMS "
+            f"{number(one.input_rms)}"
+        )
+        return self.finding(one.path, text, value=one.saturated, against="saturated", severity=Severity.WARNING)
+
+    def _straight(self, one: BoundedNorm) -> Finding | None:
+        if not self.exceeds(one.output_rms, least=self.small) or one.input_rms == 0:
+            return None
+        if one.output_rms == 0:
+            return self.finding(
+                one.path, "it gives its offset whatever comes in: its slope is 0", value=0.0, against="straight"
+            )
+        warned = self.exceeds(one.output_rms, least=self.straight)
+        slope = one.output_rms / one.input_rms
+        return self.finding(
+            one.path,
+            f"it is the straight line {number(slope)} · x on inputs of RMS {number(one.input_rms)}, which reach "
+            f"{number(one.output_rms)} of its limit: nothing holds their scale",
+            value=one.output_rms,
+            against="straight" if warned else "small",
+            severity=Severity.WARNING if warned else Severity.NOTE,
+        )

@@ -1,0 +1,93 @@
+"""NP116."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.records import NormSite, ReportData, Severity
+
+_SAME = {
+    "layernorm": ("F.layer_norm", {"none", "weight", "weight+bias"}),
+    "rmsnorm": ("F.rms_norm", {"none", "weight"}),
+}
+
+
+@final
+@dataclass(frozen=True)
+class UnfusedNorm(Check):
+    """Norms that one kernel of torch would compute are run operation by operation, and it costs time.
+
+    ## What it measures
+
+    The share of a forward's time that is spent in norms of several operations each which compute what
+    `F.layer_norm` or `F.rms_norm` computes in one: over the last axes, by n, eps inside the root, with a gain as
+    it is stored. It takes the measure `cost`: most published models write their RMS norm out, and where
+    that costs little it is no fault.
+
+    ## Why it matters
+
+    A norm does few operations for each number that it moves. Written out it reads and writes its input once for
+    each of them, and starts a kernel each time; fused it does so once. On short inputs, as in decoding one token
+    at a time, the starts alone are what a norm takes.
+
+    ## What to do
+
+    Compute it by `torch.nn.functional.rms_norm` or `layer_norm`, or run the model under `torch.compile`, which
+    fuses what is written out. Both keep the statistic in float32; a gain that was multiplied after the cast back
+    to half precision may then differ in the last bit.
+
+    ## When to ignore it
+
+    When the model is compiled or exported before it serves, or is served elsewhere: times are those of this
+    machine and of this input.
+
+    ## References
+
+    Ivanov et al. 2021 (Data Movement Is All You Need), tab. 1 (norms and softmax take a quarter of the time of
+    training BERT, for under one per cent of its operations).
+    """
+
+    code, name, severity, since = "NP116", "unfused-norm", Severity.NOTE, "0.1.0"
+    needs = Needs.STRUCTURE | Needs.FORWARD
+
+    most: float = limit(
+        0.1, unit=Unit.RATIO, source="choice: a tenth of the time, of which one kernel would give most back"
+    )
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one note for all norms that one kernel could compute, where they take time."""
+        cost = data.measurements.cost
+        sites = {norm.path: norm for norm in data.anatomy.norms if norm.executed and _has_kernel(norm)}
+        if not data.anatomy.norms:
+            yield self.skip("no norm was found")
+        if cost is None and sites:
+            yield self.skip('what norms cost was not measured: ask for the measure "cost"', sites)
+        if cost is None:
+            return
+        plain = [(row, sites[row.path]) for row in cost.norms if row.path in sites]
+        share = sum(row.seconds for row, _ in plain) / cost.forward_seconds
+        if not plain or not self.exceeds(share, self.most):
+            return
+        names = " and ".join(dict.fromkeys(_SAME[norm.kind][0] for _, norm in plain))
+        many = sum(row.operations for row, _ in plain) / sum(row.calls for row, _ in plain)
+        moved = sum(row.bytes_moved for row, _ in plain) / sum(row.bytes_needed for row, _ in plain)
+        worst = max(plain, key=lambda pair: pair[0].seconds)[1]
+        yield self.finding(
+            worst.path,
+            f"{number(100 * share)} % of the forward is spent in norms of {number(many)} operations each, which move "
+            f"{number(moved)} times the bytes that one kernel would: {names} computes the same",
+            value=share,
+            against="most",
+            places=[norm.path for _, norm in plain],
+        )
+
+
+def _has_kernel(norm: NormSite) -> bool:
+    """Whether one kernel of torch computes what `norm` computes in several operations."""
+    if norm.fused or norm.kind not in _SAME or norm.unbiased or norm.batch_dependent or norm.frozen:
+        return False
+    last = tuple(range(-len(norm.axes), 0))
+    inside = norm.eps_placement in ("inside_sqrt", "none")
+    return norm.affine in _SAME[norm.kind][1] and inside and bool(norm.axes) and tuple(sorted(norm.axes)) == last

@@ -1,0 +1,24 @@
+"""Bounded stand-ins for norms at work: how far their inputs reach into the bend."""
+
+from __future__ import annotations
+
+from normprobe.records.base import Record
+from normprobe.records.basis import Basis
+
+
+class BoundedNorm(Record):
+    """One norm of kind `dyt`, of outputs z without gain and offset: between -1 and 1, as tanh(alpha · x) is.
+
+    Attributes:
+        path: of its module.
+        basis: of the sampled elements of what it was given, over all executions, without padding.
+        input_rms: of these elements.
+        output_rms: of their z: near 1 where most are at a limit, near 0 where tanh(alpha · x) is alpha · x.
+        saturated: share of them with |z| above 0.99.
+    """
+
+    path: str
+    basis: Basis
+    input_rms: float
+    output_rms: float
+    saturated: float

@@ -1,0 +1,87 @@
+"""How far bounded maps are driven into their bend, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normprobe
+from normprobe.records import BoundedNorm
+from tests.checks.norm_free.networks import Bent, Softsign
+from tests.norms import zoo
+
+WIDTH = 16
+
+
+def measured(model: nn.Module, x: Tensor) -> tuple[BoundedNorm, ...]:
+    return normprobe.probe(model.eval(), x).measurements.bounded_norms
+
+
+def inputs(scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(4, 9, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("norm", "bends"), [(Bent, torch.tanh), (Softsign, nn.functional.softsign)])
+@pytest.mark.parametrize(("alpha", "scale"), [(0.5, 1.0), (4.0, 3.0), (1e-3, 0.1)])
+def test_numbers_are_those_of_a_reference(norm: type[nn.Module], bends: object, alpha: float, scale: float) -> None:
+    bent = norm(WIDTH, alpha)
+    for parameter in (p for p in bent.parameters() if p.dim()):
+        parameter.data += 0.0 if norm is Softsign else 0.5 * torch.rand(WIDTH)  # gain and offset come off again
+    x = inputs(scale)
+    (found,) = measured(nn.Sequential(bent, nn.Linear(WIDTH, 4)), x)
+    z = bends(alpha * x.double())  # type: ignore[operator]
+    assert found.path == "0"
+    assert found.input_rms == pytest.approx(float(x.square().mean().sqrt()), rel=1e-5)
+    assert found.output_rms == pytest.approx(float(z.square().mean().sqrt()), rel=1e-4)
+    assert found.saturated == pytest.approx(float((z.abs() > 0.99).double().mean()), abs=0.01)
+    assert (found.basis.count, found.basis.exact) == (x.numel(), True)
+
+
+def test_all_executions_count_and_padding_does_not() -> None:
+    bent = Bent(WIDTH)
+    (found,) = measured(nn.Sequential(bent, nn.Linear(WIDTH, WIDTH), bent), inputs())
+    assert found.basis.count == 2 * inputs().numel()
+
+
+def test_norms_of_other_kinds_are_left_out_and_inline_ones_are_skipped() -> None:
+    assert measured(nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh()), inputs()) == ()
+    rule = zoo.Rule(lambda self, x: self.w * torch.tanh(self.a * x), w=torch.rand(WIDTH) + 1, a=torch.tensor(0.7))
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.a = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.tensor(0.5))
+            self.fc = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.w * torch.tanh(self.a * x))
+
+    assert len(measured(nn.Sequential(rule, nn.Linear(WIDTH, 4)), inputs())) == 1
+    report = normprobe.probe(Written(), inputs())
+    bare = [norm.path for norm in report.anatomy.norms if norm.kind == "dyt"]
+    assert [one.what for one in report.skipped if one.what.startswith("inputs of")] == [f"inputs of {p}" for p in bare]
+
+
+def test_a_gain_of_zeros_tells_nothing() -> None:
+    bent = Bent(WIDTH)
+    bent.weight.data.zero_()
+    report = normprobe.probe(nn.Sequential(bent, nn.Linear(WIDTH, 4)), inputs())
+    assert report.measurements.bounded_norms == ()
+    assert [one.why for one in report.skipped if one.what == "inputs of 0"] == ["all of its gain is 0"]
+
+
+def test_nan_stays_nan() -> None:
+    (found,) = measured(nn.Sequential(Bent(WIDTH), nn.Linear(WIDTH, 4)), inputs() * math.nan)
+    assert math.isnan(found.output_rms)
+
+
+def test_the_forward_is_left_as_it_was() -> None:
+    model = nn.Sequential(Bent(WIDTH), nn.Linear(WIDTH, 4)).eval()
+    x = inputs()
+    before = model(x)
+    measured(model, x)
+    assert torch.equal(model(x), before)
+    assert "forward" not in vars(model[0])
