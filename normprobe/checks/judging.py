@@ -6,15 +6,18 @@ import dataclasses
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from normprobe.checks.base import Check
 from normprobe.checks.catalogue import ALL, find, matching, ranked
+from normprobe.checks.toml_lines import dotted
 from normprobe.errors import SettingError
 from normprobe.records import Finding, Ignored, ReportData, Settings, Skipped
 
+Line: TypeAlias = Callable[[Sequence[str | int]], str]
 _PARENT = re.compile(r"[.#]")  # a module ends before a dot, an operation inside it begins with #
 
 
@@ -58,20 +61,27 @@ def _heard(findings: list[Finding], silent: list[tuple[str, set[str]]]) -> tuple
     return kept, [Ignored(code=code, name=name, why=why, findings=count) for (code, name, why), count in rows]
 
 
-def chosen_checks(settings: Settings, checks: Iterable[Check] = ALL) -> tuple[tuple[Check, ...], tuple[Ignored, ...]]:
+def chosen_checks(
+    settings: Settings, checks: Iterable[Check] = ALL, line: Line = lambda path: ""
+) -> tuple[tuple[Check, ...], tuple[Ignored, ...]]:
     """The checks that run under `settings`, with their limits, and those that do not.
+
+    Args:
+        settings: which checks run, where they speak, and by which limits.
+        checks: all the checks there are.
+        line: where a key stands in the file of the settings, ready to follow its name.
 
     Raises:
         SettingError: these are no settings, or they name a check or a limit that does not exist; the message names the
             place.
     """
     _check_kind(settings)
-    checks = tuple(checks)
+    checks, keys = tuple(checks), _Keys(settings.source, line)
     for pattern, words in settings.per_path_ignores.items():
-        _named(words, f"per-path-ignores.{pattern!r}", settings, checks)
-    limits = _limits(settings, checks)
-    selected = _named(settings.select, "select", settings, checks) if settings.select else {c.code for c in checks}
-    dropped = _named(settings.ignore, "ignore", settings, checks)
+        _named(words, keys.name("per-path-ignores", pattern), checks)
+    limits = _limits(settings, keys, checks)
+    selected = _named(settings.select, keys.name("select"), checks) if settings.select else {c.code for c in checks}
+    dropped = _named(settings.ignore, keys.name("ignore"), checks)
     why = {check.code: "not in select" for check in checks if check.code not in selected}
     why |= {code: "in ignore" for code in selected & dropped}
     chosen = (dataclasses.replace(c, **limits.get(c.code, {})) for c in checks if c.code not in why)
@@ -89,22 +99,42 @@ def _check_kind(settings: object) -> None:
         )
 
 
-def _named(words: Iterable[str], key: str, settings: Settings, checks: tuple[Check, ...]) -> set[str]:
+@dataclasses.dataclass(frozen=True)
+class _Keys:
+    """How messages name the settings of one file, or of none."""
+
+    source: str
+    line: Line
+
+    def name(self, *path: str) -> str:
+        """A setting with the file, and its line where that is known."""
+        return f"`{dotted(path)}`" + (f" in {self.source}{self.line(path)}" if self.source else " of the settings")
+
+
+def _named(words: Iterable[str], key: str, checks: tuple[Check, ...]) -> set[str]:
     """The codes of the checks that `words` name."""
-    with placed(_key(key, settings)):
+    with placed(key):
         return {check.code for word in words for check in matching(word, checks)}
 
 
-def _limits(settings: Settings, checks: tuple[Check, ...]) -> dict[str, dict[str, float]]:
+def _limits(settings: Settings, keys: _Keys, checks: tuple[Check, ...]) -> dict[str, dict[str, float]]:
     """The limits of the settings by the code of their check."""
     found: dict[str, dict[str, float]] = {}
+    called: dict[str, str] = {}
     for word, values in settings.limits.items():
-        with placed(_key(f"limits.{word}", settings)):
+        with placed(keys.name("limits", word)):
             check = find(word, checks)
-            known = [limit.name for limit in check.limits()]
-            for name in values:
+            if check.code in called:
+                raise SettingError(
+                    f"{check.code} {check.name} has limits under two names",
+                    expected="one of them",
+                    found=f"{called[check.code]} and {word}",
+                )
+        known = [limit.name for limit in check.limits()]
+        for name in values:
+            with placed(keys.name("limits", word, name)):
                 _check_limit(name, known, check)
-            found.setdefault(check.code, {}).update(values)
+        found[check.code], called[check.code] = dict(values), word
     return found
 
 
@@ -132,10 +162,6 @@ def placed(place: str) -> Iterator[None]:
     except SettingError as error:
         message = f"{place}: {error.message}"
         raise SettingError(message, expected=error.expected, found=error.found, hint=error.hint) from None
-
-
-def _key(key: str, settings: Settings) -> str:
-    return f"`{key}`" + (f" in {settings.source}" if settings.source else " of the settings")
 
 
 def _silences(settings: Settings, checks: tuple[Check, ...]) -> list[tuple[str, set[str]]]:

@@ -8,13 +8,13 @@ import typer
 
 from normprobe.cli import options as opt
 from normprobe.cli.interrupt import at_once
-from normprobe.cli.outcome import CLEAN, FINDINGS, outcome, stderr
+from normprobe.cli.outcome import CLEAN, FAILED, FINDINGS, outcome, stderr
 from normprobe.cli.output import deliver, pick, quiet_stdout
 from normprobe.cli.progress import progress
 from normprobe.cli.request import Request
 from normprobe.cli.signature import takes
 from normprobe.errors import SettingError
-from normprobe.report.baseline import against, baseline_of, read_baseline
+from normprobe.report.baseline import against, extended, read_baseline, standing
 from normprobe.report.files import check_place
 from normprobe.report.formats import Format
 from normprobe.report.report import Report
@@ -30,7 +30,8 @@ DEMO = "normprobe.demo.model:build"
 def audit(request: Request) -> None:
     """Find the norms of a model, measure what its signal does, and say what is wrong.
 
-    Exit code 0: no finding at or above --fail-on. 1: one or more. 2: the audit could not run.
+    Exit code 0: no finding at or above --fail-on. 1: one or more. 2: the audit could not run, or nothing of the
+    model could be read.
     """
     with outcome(debug=request.debug):
         raise typer.Exit(_audited(request))
@@ -101,7 +102,10 @@ def _audited(request: Request) -> int:
     report = _answered(request)
     if request.out is not None and not request.quiet:
         stderr().print(f"wrote {request.out}: {verdict(report.data).text}", markup=False)
-    return FINDINGS if report.failed() else CLEAN
+    if report.failed():
+        return FINDINGS
+    blind = verdict(report.data).blind and report.data.settings.fail_on != "never"
+    return FAILED if blind else CLEAN
 
 
 def _answered(request: Request) -> Report:
@@ -110,10 +114,11 @@ def _answered(request: Request) -> Report:
     for file in filter(None, (request.out, request.write_baseline)):
         check_place(file)
     known = read_baseline(request.baseline) if request.baseline is not None else None
+    before = standing(request.write_baseline) if request.write_baseline is not None else None
     report = examine(request)
-    if request.write_baseline is not None:
+    if request.write_baseline is not None and before is not None:
+        known = known or extended(report.data, before)
         report.save_baseline(request.write_baseline)
-        known = known or baseline_of(report.data)
     if known is not None:
         report = Report(against(report.data, known))
     deliver(report, format, request.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normprobe.checks import load_settings, matching, placed
+from normprobe.checks import chosen_checks, load_settings, matching, placed
 from normprobe.cli import options as opt
 from normprobe.errors import SettingError
 from normprobe.records import Level, Settings
@@ -91,7 +91,8 @@ class Request:
         """What to judge by: the file's settings, and over them what the command line says.
 
         Raises:
-            SettingError: the file cannot be read, or the file or an option names what does not exist.
+            SettingError: the file cannot be read, the file or an option names what does not exist, or no check is left,
+                by which any model would be clean.
         """
         if self.config is not None and self.isolated:
             raise SettingError("--config and --isolated exclude each other", hint="leave one of them out")
@@ -103,7 +104,11 @@ class Request:
             given["ignore"] = (*given.get("ignore", known.ignore), *_checks(self.ignore, "--ignore"))
         if self.fail_on is not None:
             given["fail_on"] = self.fail_on.value
-        return known.model_copy(update=given)
+        judge_by = known.model_copy(update=given)
+        if not chosen_checks(judge_by)[0]:
+            found = f"select: {', '.join(judge_by.select) or 'all'}; ignore: {', '.join(judge_by.ignore)}"
+            raise SettingError("no check is left", expected="one that is selected and not ignored", found=found)
+        return judge_by
 
     def loading(self) -> TargetOptions:
         """How to load the target.

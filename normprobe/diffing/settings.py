@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 
-_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
+BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}  # of the significand
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def settings(a: nn.Module, b: nn.Module) -> list[Setting]:
     if not both:
         return [Setting(None, None, None, torch.finfo(torch.float32).eps)]
     narrow = _narrowest(*held)
-    own = Setting(None, None, None, torch.finfo(min(both, key=_BITS.__getitem__)).eps)
+    own = Setting(None, None, None, torch.finfo(min(both, key=BITS.__getitem__)).eps)
     dtype = torch.float64 if both == {torch.float64} else torch.float32
     coarse = {torch.float16, torch.bfloat16} <= both and narrow is not None  # neither rounds to the other
     spacing = torch.finfo(torch.bfloat16 if coarse else dtype).eps
@@ -54,12 +54,12 @@ def settings(a: nn.Module, b: nn.Module) -> list[Setting]:
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> set[torch.dtype]:
-    return {t.dtype for t in tensors if t.dtype in _BITS}
+    return {t.dtype for t in tensors if t.dtype in BITS}
 
 
 def _narrowest(a: set[torch.dtype], b: set[torch.dtype]) -> torch.dtype | None:
     """The narrower dtype of two sets that differ; None where they are the same, or one of them is empty."""
-    return min(a | b, key=_BITS.__getitem__) if a and b and a != b else None
+    return min(a | b, key=BITS.__getitem__) if a and b and a != b else None
 
 
 @contextmanager
@@ -77,15 +77,15 @@ def in_setting(model: nn.Module, inputs: Inputs, setting: Setting, seed: int | N
     dtype = setting.dtype
     if dtype is not None:
         narrow = setting.narrow
-        inputs = pytree.tree_map_only(Tensor, lambda t: _moved(t, narrow, dtype) if t.dtype in _BITS else t, inputs)
+        inputs = pytree.tree_map_only(Tensor, lambda t: _moved(t, narrow, dtype) if t.dtype in BITS else t, inputs)
     autocast = torch.is_autocast_enabled(device) and dtype is None
     with untouched(model), torch.no_grad(), torch.autocast(device, enabled=autocast):
         for parameter in model.parameters():
-            if parameter.dtype in _BITS:
+            if parameter.dtype in BITS:
                 parameter.data = _moved(parameter.data, setting.narrow, dtype or parameter.dtype)
         for buffer in model.buffers():
-            if buffer.dtype in _BITS and dtype is not None:
-                wider = max(buffer.dtype, dtype, key=_BITS.__getitem__)
+            if buffer.dtype in BITS and dtype is not None:
+                wider = max(buffer.dtype, dtype, key=BITS.__getitem__)
                 buffer.data = _moved(buffer.data, setting.narrow_buffers, wider)
         if seed is not None:
             _disturb(model, setting, seed)
@@ -98,8 +98,8 @@ def _moved(values: Tensor, narrow: torch.dtype | None, dtype: torch.dtype) -> Te
 
 def _disturb(model: nn.Module, setting: Setting, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    tensors: list[Tensor] = [p for p in model.parameters() if p.dtype in _BITS]
-    tensors += [b for b in model.buffers() if b.dtype in _BITS and not bool((b == b.round()).all())]
+    tensors: list[Tensor] = [p for p in model.parameters() if p.dtype in BITS]
+    tensors += [b for b in model.buffers() if b.dtype in BITS and not bool((b == b.round()).all())]
     for tensor in tensors:
         spacing = max(setting.spacing, torch.finfo(tensor.dtype).eps)
         signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).to(tensor.device) * 2 - 1

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.diffing.pairs import BranchPair, Pairs, Side
+from normprobe.diffing.settings import BITS
 from normprobe.records import Anatomy, Branch, WeightSite
 from normprobe.records.diff import Relation, WeightPair
 
 _READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
 _TIGHT = 1e-5  # choice: of a scaled or reordered weight in float32; half precision has its own spacing
 _ROLES = ("reader", "inner", "writer")
 Names: TypeAlias = tuple[str, ...]
@@ -275,7 +275,7 @@ def _rounded(x: Tensor, y: Tensor, dtypes: set[torch.dtype]) -> bool:
     """Whether one is the other after rounding: to the narrower dtype, or to 16 bits and back."""
     if dtypes == {torch.float16, torch.bfloat16}:  # two roundings of what neither holds any more
         return bool(((x - y).abs() <= 2.0**-8 * torch.maximum(x.abs(), y.abs())).all())
-    narrow = min(dtypes, key=_BITS.__getitem__)
+    narrow = min(dtypes, key=BITS.__getitem__)
     tried = dict.fromkeys((narrow, torch.bfloat16, torch.float16))
     return any(torch.equal(x.to(t).double(), y) or torch.equal(y.to(t).double(), x) for t in tried)
 

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import ValidationError
-
 from normprobe.errors import SettingError
 from normprobe.records import Finding, ReportData
 from normprobe.records.baseline import BASELINE, Baseline, KnownFinding
+from normprobe.report.documents import read_document
 from normprobe.report.wording import place, plural
 
 _Key: TypeAlias = tuple[str, str, str]
@@ -44,20 +43,35 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
     Raises:
         SettingError: there is no such file, or it is no baseline.
     """
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if isinstance(document, dict) and "schema" in document:
-            return Baseline.model_validate(document)
-        found = "a document without a schema"
-    except OSError as error:
-        found = error.strerror or str(error)
-    except ValidationError as error:
-        first = error.errors()[0]
-        found = f"{first['msg']} at `{'.'.join(map(str, first['loc'])) or 'the top'}`"
-    except ValueError as error:
-        found = f"no JSON text: {error}"
-    expected, hint = f"a document of schema {BASELINE}", "normprobe audit TARGET --write-baseline FILE makes one"
-    raise SettingError(f"cannot read a baseline from `{path}`", expected=expected, found=found, hint=hint)
+    hint = "normprobe audit TARGET --write-baseline FILE makes one"
+    parse = Baseline.model_validate
+    return read_document(path, "a baseline", BASELINE, parse, hint=hint, raises=SettingError)
+
+
+def standing(path: str | os.PathLike[str]) -> Baseline:
+    """The baseline that a new one would take the place of; an empty one where there is no file, or nothing in it.
+
+    Raises:
+        SettingError: the file is no baseline.
+    """
+    place = Path(path)
+    return read_baseline(place) if place.exists() and place.stat().st_size else Baseline()
+
+
+def extended(data: ReportData, before: Baseline) -> Baseline:
+    """A baseline of `data`, with the entries of `before` of checks that did not look this time, if it is of the same
+    model: a run by a few checks takes nothing from what is known of the others."""
+    new = baseline_of(data)
+    if before.model != new.model:
+        return new
+    looked, found = _looked(data), {_key(entry) for entry in new.findings}
+    kept = (entry for entry in before.findings if entry.code not in looked and _key(entry) not in found)
+    return new.model_copy(update={"findings": tuple(sorted((*new.findings, *kept), key=_key))})
+
+
+def _looked(data: ReportData) -> set[str]:
+    """The codes of the checks that looked at everything."""
+    return set(data.checks) - {one.what.partition(" ")[0] for one in data.skipped}
 
 
 def against(data: ReportData, baseline: Baseline) -> ReportData:
@@ -102,7 +116,7 @@ def _notes(data: ReportData, baseline: Baseline) -> list[str]:
         notes.append(f"the baseline is of {baseline.model}, this model is {data.target.class_name}")
     found = {key for finding in data.findings for key in _keys(finding)}
     missing = [entry for entry in baseline.findings if _key(entry) not in found]
-    looked = set(data.checks) - {one.what.partition(" ")[0] for one in data.skipped}
+    looked = _looked(data)
     if gone := [entry for entry in missing if entry.code in looked]:
         notes.append(f"{_entries(gone)} no longer found: write the baseline anew")
     if unseen := [entry for entry in missing if entry.code not in looked]:

@@ -56,10 +56,10 @@ def _case(suite: Element, code: str, data: ReportData, skips: list[Skipped]) -> 
     for finding in failing:
         kind, text = finding.severity.value, sentence(finding)
         SubElement(case, "failure", type=kind, message=_legal(f"{finding.where}: {text}")).text = _legal(_text(finding))
-    if skips and not failing:
+    if skips and not found:
         SubElement(case, "skipped", message=_legal("; ".join(f"{one.what}: {one.why}" for one in skips)))
     output = [_text(finding) for finding in found if finding not in failing]
-    output += [f"not looked at: {one.what}: {one.why}" for one in skips if failing]
+    output += [f"not looked at: {one.what}: {one.why}" for one in skips if found]
     if output:
         SubElement(case, "system-out").text = _legal("\n".join(output))
     return case

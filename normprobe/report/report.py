@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from enum import Enum
 from pathlib import Path
 from typing import Any, final
 
-from pydantic import ValidationError
-
 from normprobe.checks import judged
-from normprobe.errors import NormprobeError
 from normprobe.records import (
+    SCHEMA,
     Anatomy,
     AttentionMeasure,
     FailOn,
@@ -29,7 +26,8 @@ from normprobe.records import (
     Target,
 )
 from normprobe.records.precision import PrecisionMeasure
-from normprobe.report.baseline import against, baseline_of, baseline_text, read_baseline
+from normprobe.report.baseline import against, baseline_text, extended, read_baseline, standing
+from normprobe.report.documents import read_document
 from normprobe.report.files import write_whole
 from normprobe.report.formats import Format, content, named_by
 from normprobe.report.html import fragment
@@ -144,13 +142,15 @@ class Report:
     def save_baseline(self, path: str | os.PathLike[str]) -> None:
         """Writes all findings as a baseline, which later reports can be held against.
 
+        Entries that stand there of checks that did not run or could not look this time are kept.
+
         Args:
             path: the file, in a folder that exists.
 
         Raises:
-            NormprobeError: it cannot be written there.
+            NormprobeError: it cannot be written there, or what is there is no baseline.
         """
-        write_whole(path, baseline_text(baseline_of(self.data)))
+        write_whole(path, baseline_text(extended(self.data, standing(path))))
 
     def against(self, path: str | os.PathLike[str]) -> Report:
         """The same report with the findings marked that a baseline knows; `failed` looks at the others alone.
@@ -212,26 +212,9 @@ class Report:
         Raises:
             NormprobeError: there is no such file, it is not JSON, or not a document of `normprobe-report/1`.
         """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            data = ReportData.model_validate(_with_numbers(document))
-            lacking = {"schema", "target", "anatomy"} - document.keys()
-            if not lacking:
-                return cls(data)
-            found = f"a document without {' and '.join(sorted(lacking))}"
-        except OSError as error:
-            found = error.strerror or str(error)
-        except ValidationError as error:
-            first = error.errors()[0]
-            found = f"{first['msg']} at `{'.'.join(map(str, first['loc'])) or 'the top'}`"
-        except ValueError as error:
-            found = f"no JSON text: {error}"
-        raise NormprobeError(
-            f"cannot read a report from `{path}`",
-            expected="a document of schema normprobe-report/1",
-            found=found,
-            hint="normprobe audit TARGET --format json --out FILE",
-        )
+        hint = "normprobe audit TARGET --format json --out FILE"
+        parts = ("target", "anatomy")
+        return cls(read_document(path, "a report", SCHEMA, _parsed, parts=parts, hint=hint))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Report) and self.to_json() == other.to_json()
@@ -260,6 +243,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value
+
+
+def _parsed(document: dict[str, Any]) -> ReportData:
+    return ReportData.model_validate(_with_numbers(document))
 
 
 def _with_numbers(document: Any) -> Any:

@@ -17,11 +17,13 @@ class Verdict:
         text: the counts by severity, "clean" where nothing was found and the model could be read.
         worst: the worst severity among the new findings, None when there are none.
         read: whether the model's parts were read, so that the absence of findings says something.
+        blind: whether nothing at all was read and nothing found, which is no success.
     """
 
     text: str
     worst: Severity | None
     read: bool
+    blind: bool = False
 
     @property
     def mark(self) -> str:
@@ -44,7 +46,7 @@ def verdict(data: ReportData) -> Verdict:
     if worst in (Severity.ERROR, Severity.WARNING) or not gap:
         return Verdict(counts, worst, not gap)
     if worst is None and data.anatomy == Anatomy():
-        return Verdict(f"nothing could be read; {gap}", worst, read=False)
+        return Verdict(f"nothing could be read; {gap}", worst, read=False, blind=True)
     return Verdict(f"{counts if data.findings else 'nothing found wrong'}; {gap}", worst, read=False)
 
 

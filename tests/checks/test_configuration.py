@@ -79,7 +79,10 @@ def test_none_anywhere_is_no_settings(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("selct = []", r"(?s)unknown key `selct` in .*normprobe\.toml.*expected: select, .*did you mean select\?"),
+        (
+            "# x\n\nselct = []",
+            r"(?s)unknown key `selct` in .*normprobe\.toml, line 3.*expected: select, .*did you mean select\?",
+        ),
         ("fail_on = 'error'", r"(?s)unknown key `fail_on`.*did you mean fail-on\?"),
         ("source = 'x'", "unknown key `source`"),
         ("fail-on = 'fatal'", r"(?s)`fail-on` in .*expected: 'error', 'warning', 'note' or 'never'.*found: 'fatal'"),
@@ -87,10 +90,25 @@ def test_none_anywhere_is_no_settings(tmp_path: Path, monkeypatch: pytest.Monkey
         ("select = [3]", r"`select\.0` in "),
         ("[limits.NP401]\nmax_logit = 'high'", r"(?s)`limits\.NP401\.max_logit` in .*valid number.*found: 'high'"),
         ("[limits.NP401]\nmax_logit = nan", r"`limits\.NP401\.max_logit` in "),
+        (
+            "ignore = [\n 'NP1',\n]\n# more\nselect = [\n 'NP1',\n 3,\n]",
+            r"`select\.1` in .*normprobe\.toml, line 5 has",
+        ),
+        (
+            "[limits.NP401]\n\nmax_logit = -1",
+            r"(?s)`limits\.NP401\.max_logit` in .*, line 3 .*greater than or equal to 0",
+        ),
+        (
+            "[limits.NP401]\nmax_logit = 60\n[limits.unresolved-logits]\nmax_logit = 70",
+            r"(?s)`limits\.unresolved-logits` in .*, line 3: NP401 .* two names.*found: NP401 and unresolved-logits",
+        ),
         ("[limits]\nNP401 = 60", r"`limits\.NP401` in "),
-        ("[limits.NP401]\nwarn = 60", r"(?s)`limits\.NP401` in .*normprobe\.toml: NP401 .* no limit 'warn'.*max_logit"),
-        ("ignore = ['NP77']", r"`ignore` in .*normprobe\.toml: no check is called 'NP77'"),
-        ("[per-path-ignores]\n'a' = ['b']", r"`per-path-ignores\.'a'` in .*: no check is called 'b'"),
+        (
+            "[limits.NP401]\nwarn = 60",
+            r"(?s)`limits\.NP401\.warn` in .*normprobe\.toml, line 2: NP401 .* no limit 'warn'",
+        ),
+        ("ignore = ['NP77']", r"`ignore` in .*normprobe\.toml, line 1: no check is called 'NP77'"),
+        ("[per-path-ignores]\n'a.b' = ['b']", r"`per-path-ignores\.'a\.b'` in .*, line 2: no check is called 'b'"),
         ("select = = 1", r"(?s)normprobe\.toml is no TOML.*line 1"),
     ],
 )
@@ -102,7 +120,8 @@ def test_a_mistake_is_told_with_file_and_key(tmp_path: Path, text: str, said: st
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[tool.normprobe]\nselct = []", "unknown key `tool.normprobe.selct`"),
+        ("[project]\n[tool.normprobe]\nselct = []", "unknown key `tool.normprobe.selct` in .*, line 3"),
+        ("[tool.normprobe]\n[tool.normprobe.limits.NP401]\nwarn = 1", "`limits.NP401.warn` in .*, line 3: "),
         ("[tool.normprobe]\nfail-on = 1", "`tool.normprobe.fail-on` in "),
         ("[tool]\nnormprobe = 3", "`tool.normprobe` in .* is no table"),
         ("[project]\nname = 'x'", r"(?s)no settings in .*expected: a table \[tool\.normprobe\]"),
@@ -122,6 +141,23 @@ def test_a_file_that_is_not_there_or_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "n.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingError, match=r"n\.toml is no TOML"):
         load_settings(tmp_path / "n.toml")
+
+
+def test_a_mark_of_the_byte_order_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "normprobe.toml").write_bytes(b"\xef\xbb\xbf" + b'ignore = ["NP1"]\nselct = 1')
+    with pytest.raises(SettingError, match=r"unknown key `selct` in .*, line 2"):
+        load_settings(tmp_path / "normprobe.toml")
+
+
+def test_what_is_wrong_with_the_tools_of_others_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write(tmp_path / "a", "normprobe.txt", "").parent)
+    broken = write(tmp_path, "pyproject.toml", "[tool.other]\nkey = = 1")
+    assert load_settings() == Settings()
+    with pytest.raises(SettingError, match="is no TOML"):
+        load_settings(broken)
+    write(tmp_path, "pyproject.toml", "[tool.other]\nkey = = 1\n[tool.normprobe]")
+    with pytest.raises(SettingError, match="is no TOML"):
+        load_settings()
 
 
 def test_the_example_in_the_documentation_is_read(root: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from normprobe.cli.commands import app
 from normprobe.errors import TargetError
-from normprobe.records import Finding, ReportData, Severity, Target
+from normprobe.records import Anatomy, Finding, Head, ReportData, Severity, Target
 from normprobe.report.report import Report
 
 Run = Callable[..., Any]
@@ -28,6 +28,7 @@ class Stage:
         self.severity: Severity | None = None
         self.raises: BaseException | None = None
         self.class_name = ""
+        self.readable = True
         self.calls: dict[str, Any] = {}
 
     def resolve(self, name: str, options: Any) -> Any:
@@ -49,7 +50,9 @@ class Stage:
         self.calls |= {"model": model, "inputs": inputs, **more}
         findings = (Finding.model_validate(FINDING | {"severity": self.severity}),) if self.severity else ()
         described = Target(name="by the probe", class_name="Net", inputs="given by the caller")
-        return Report(ReportData(target=described, findings=findings, notes=("measured",), settings=more["settings"]))
+        anatomy = Anatomy(head=Head(path="head")) if self.readable else Anatomy()
+        facts = {"findings": findings, "notes": ("measured",), "settings": more["settings"], "anatomy": anatomy}
+        return Report(ReportData(target=described, **facts))
 
 
 @pytest.fixture
@@ -87,6 +90,14 @@ def test_the_exit_code_follows_the_worst_finding(
     stage: Stage, run: Run, severity: Severity | None, limit: str, code: int
 ) -> None:
     stage.severity = severity
+    assert run("audit", "net", "--fail-on", limit).exit_code == code
+
+
+@pytest.mark.parametrize(("severity", "limit", "code"), [(None, "error", 2), (None, "never", 0), ("error", "error", 1)])
+def test_a_model_of_which_nothing_could_be_read_is_no_success(
+    stage: Stage, run: Run, severity: str | None, limit: str, code: int
+) -> None:
+    stage.readable, stage.severity = False, Severity(severity) if severity else None
     assert run("audit", "net", "--fail-on", limit).exit_code == code
 
 

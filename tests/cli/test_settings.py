@@ -122,6 +122,21 @@ def test_a_baseline_is_written_and_then_only_new_findings_fail(run: Run) -> None
     assert Path("known.json").read_text() == kept
 
 
+def test_a_run_by_a_few_checks_takes_nothing_from_a_baseline(run: Run) -> None:
+    known = '{"code": "NP401", "name": "unresolved-logits", "severity": "warning", "where": "blocks.0"}'
+    model = json.loads(run("audit", DEMO, "--level", "structure", "--format", "json").stdout)["target"]["class"]
+    Path("known.json").write_text(f'{{"schema": "normprobe-baseline/1", "model": "{model}", "findings": [{known}]}}')
+    run("audit", DEMO, "--level", "structure", "--select", "NP2", "--write-baseline", "known.json")
+    assert [one["code"] for one in json.loads(Path("known.json").read_text())["findings"]] == ["NP201", "NP401"]
+
+
+def test_an_audit_by_no_check_is_refused(run: Run) -> None:
+    result = run("audit", DEMO, "--select", "NP2", "--ignore", "NP2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no check is left" in result.stderr
+    assert "select: NP2; ignore: NP2" in result.stderr
+
+
 @pytest.mark.parametrize("words", ["--baseline none.json", "--write-baseline no/b.json"])
 def test_a_baseline_that_cannot_be_is_told_before_the_work(run: Run, words: str) -> None:
     result = run("audit", "no/such/model.py:build", *words.split())

@@ -141,9 +141,9 @@ def test_the_file_is_the_same_for_the_same_findings_in_any_order(tmp_path: Path)
     ("text", "said"),
     [
         ("{", "no JSON text"),
-        ("{}", "a document without a schema"),
-        ("[]", "a document without a schema"),
-        ('{"schema": "normprobe-report/1"}', "at `schema`"),
+        ("{}", "a document without schema"),
+        ("[]", "JSON that holds no object but list"),
+        ('{"schema": "normprobe-report/1"}', "a document of schema 'normprobe-report/1'"),
         ('{"schema": "normprobe-baseline/1", "findings": [{"code": "X"}]}', r"at `findings\.0\.code`"),
     ],
 )
@@ -153,10 +153,25 @@ def test_what_is_no_baseline_is_refused(tmp_path: Path, text: str, said: str) ->
         SettingError, match=rf"(?s)cannot read a baseline from .*b\.json.*{said}.*--write-baseline FILE"
     ):
         Report(report()).against(tmp_path / "b.json")
+    with pytest.raises(SettingError, match="cannot read a baseline"):
+        Report(report()).save_baseline(tmp_path / "b.json")
+    assert (tmp_path / "b.json").read_text() == text
     with pytest.raises(SettingError, match="No such file"):
         Report(report()).against(tmp_path / "none.json")
     with pytest.raises(NormprobeError, match="cannot write"):
         Report(report()).save_baseline(tmp_path / "no" / "b.json")
+
+
+def test_writing_over_a_baseline_keeps_what_was_not_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    path.touch()
+    Report(report(finding("NP201", "b", "error"), finding("NP401"), finding("NP303", "c"))).save_baseline(path)
+    few = report(finding("NP401", "d"), checks=("NP401", "NP303"), skipped=(Skipped(what="NP303 x", why="none"),))
+    Report(few).save_baseline(path)
+    kept = [(entry.code, entry.where) for entry in read_baseline(path).findings]
+    assert kept == [("NP201", "b"), ("NP303", "c"), ("NP401", "d")]  # NP401 looked, and found another place
+    Report(report(target=Target(class_name="Other"), checks=("NP401",))).save_baseline(path)
+    assert read_baseline(path) == Baseline(model="Other")
 
 
 def test_judging_anew_forgets_what_was_known() -> None:

@@ -121,9 +121,12 @@ def test_what_could_not_be_looked_at_is_skipped_with_its_reason() -> None:
     assert cases(data)["NP303"].find("skipped").attrib["message"] == "NP303 massive-activations: needs a pass"  # type: ignore[union-attr]
     assert suite(data).get("skipped") == "1"
     assert suite(data).findtext("system-out") == "not looked at: vision: unread"
-    both = report(finding(code="NP303", severity="error"), skipped=skipped)
-    assert cases(both)["NP303"].find("skipped") is None
-    assert "needs a pass" in cases(both)["NP303"].findtext("system-out", "")
+    for severity in ("error", "note"):
+        both = report(finding(code="NP303", severity=severity), skipped=skipped)
+        assert cases(both)["NP303"].find("skipped") is None
+        assert suite(both).get("skipped") == "0"
+        assert "needs a pass" in cases(both)["NP303"].findtext("system-out", "")
+        assert ("large" in cases(both)["NP303"].findtext("system-out", "")) is (severity == "note")
 
 
 def test_what_the_settings_left_out_is_a_property() -> None:

@@ -8,12 +8,10 @@ import os
 from pathlib import Path
 from typing import Any, final
 
-from pydantic import ValidationError
-
-from normprobe.errors import NormprobeError
 from normprobe.records import FailOn, Severity, Skipped
 from normprobe.records.diff import DIFF_SCHEMA, DiffData, Difference, OutputDiff, SignalDiff, Verdict, WeightPair
 from normprobe.report.diffs import content, html, markdown
+from normprobe.report.documents import read_document
 from normprobe.report.files import write_whole
 from normprobe.report.formats import FILE_WIDTH, Format, check_reading, named_by, rich_text
 from normprobe.report.wording import ascii_only
@@ -133,24 +131,8 @@ class DiffReport:
         Raises:
             NormprobeError: there is no such file, or it is no document of `normprobe-diff/1`.
         """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            if isinstance(document, dict) and document.get("schema") == DIFF_SCHEMA:
-                return cls(DiffData.model_validate(document))
-            found = "a document of another kind"
-        except OSError as error:
-            found = error.strerror or str(error)
-        except ValidationError as error:
-            first = error.errors()[0]
-            found = f"{first['msg']} at `{'.'.join(map(str, first['loc'])) or 'the top'}`"
-        except ValueError as error:
-            found = f"no JSON text: {error}"
-        raise NormprobeError(
-            f"cannot read a comparison from `{path}`",
-            expected=f"a document of schema {DIFF_SCHEMA}",
-            found=found,
-            hint="normprobe diff A B --format json --out FILE",
-        )
+        hint = "normprobe diff A B --format json --out FILE"
+        return cls(read_document(path, "a comparison", DIFF_SCHEMA, DiffData.model_validate, hint=hint))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DiffReport) and self.to_json() == other.to_json()
