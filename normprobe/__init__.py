@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
     from normprobe.report.report import Report
-    from normprobe.rewrites import AddFinalNorm, Effect, Initialise, Plan, Proof, Rewrite, UpcastNorms
+    from normprobe.rewrites import AddFinalNorm, Effect, Initialise, Plan, Proof, Rewrite, ToRMSNorm, UpcastNorms
     from normprobe.sweeping.check import coordinate_check
     from normprobe.sweeping.mup import parameter_groups
 
@@ -29,6 +29,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "Settings",
+    "ToRMSNorm",
     "UpcastNorms",
     "__version__",
     "coordinate_check",
@@ -44,7 +45,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Mending", "mend", "plan", "rewrite"), "normprobe.mending"),
     **dict.fromkeys(
-        ("AddFinalNorm", "Effect", "Initialise", "Plan", "Proof", "Rewrite", "UpcastNorms"), "normprobe.rewrites"
+        ("AddFinalNorm", "Effect", "Initialise", "Plan", "Proof", "Rewrite", "ToRMSNorm", "UpcastNorms"),
+        "normprobe.rewrites",
     ),
     "coordinate_check": "normprobe.sweeping.check",
     "parameter_groups": "normprobe.sweeping.mup",

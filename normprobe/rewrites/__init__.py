@@ -6,6 +6,7 @@ from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
+from normprobe.rewrites.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.upcast_norms import UpcastNorms
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Site",
     "Sites",
     "Survey",
+    "ToRMSNorm",
     "UpcastNorms",
     "find",
     "load",

@@ -7,57 +7,41 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, Stream
+from normprobe.rewrites.at_boundary import AtInput, AtOutput, lay_at
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries, Boundary
-from normprobe.rewrites.swap import Layer, lay, why_not
+from normprobe.rewrites.swap import why_not
 
 _CHILD = "final_norm"
 _KINDS = ("layernorm", "rmsnorm")
 
 
 @final
-class NormedInput(Layer):
+class NormedInput(AtInput):
     """Norms one argument before the forward below sees it."""
 
     note = "norms its input (normprobe)"
-    _final_norm_index: int
-    _final_norm_name: str
+    key = "_final_norm_argument"
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's own forward."""
-        index, name, norm = self._final_norm_index, self._final_norm_name, self.get_submodule(_CHILD)
-        if name in kwargs:
-            kwargs = {**kwargs, name: norm(kwargs[name])}
-        elif 0 <= index < len(args):
-            args = (*args[:index], norm(args[index]), *args[index + 1 :])
-        else:
-            raise RewriteError(
-                f"{type(self).__name__} was called without the argument that its final norm acts on",
-                expected=f"argument {name or index}",
-                found=f"{len(args)} positional arguments, and {', '.join(kwargs) or 'none'} by keyword",
-            )
-        return super().forward(*args, **kwargs)
+    def act(self, stream: Tensor) -> Tensor:
+        """The stream, normed."""
+        normed: Tensor = self.get_submodule(_CHILD)(stream)
+        return normed
 
 
 @final
-class NormedOutput(Layer):
+class NormedOutput(AtOutput):
     """Norms the first tensor that the forward below returns."""
 
     note = "norms its output (normprobe)"
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's own forward."""
-        output = super().forward(*args, **kwargs)
-        if isinstance(output, Tensor):
-            return self.get_submodule(_CHILD)(output)
-        leaves, tree = pytree.tree_flatten(output)
-        place = next(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
-        leaves[place] = self.get_submodule(_CHILD)(leaves[place])
-        return pytree.tree_unflatten(leaves, tree)
+    def act(self, stream: Tensor) -> Tensor:
+        """The stream, normed."""
+        normed: Tensor = self.get_submodule(_CHILD)(stream)
+        return normed
 
 
 @dataclass(frozen=True)
@@ -162,13 +146,7 @@ class AddFinalNorm(Rewrite):
         norm = _build(model, detail).train(module.training)
         undo.callback(module._modules.pop, _CHILD, None)
         module.add_module(_CHILD, norm)
-        if detail.boundary.side == "output":
-            lay(module, NormedOutput, site.path, undo)
-            return
-        for key, value in (("_final_norm_index", detail.boundary.index), ("_final_norm_name", detail.boundary.name)):
-            undo.callback(module.__dict__.pop, key, None)
-            module.__dict__[key] = value
-        lay(module, NormedInput, site.path, undo)
+        lay_at(detail.boundary, (NormedInput, NormedOutput), module, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every stream of a site reads as having this final norm."""

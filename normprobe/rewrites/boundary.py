@@ -1,4 +1,4 @@
-"""Where a stream can be intercepted between its last write and the head: at a module that data flow proves right."""
+"""Where a stream can be intercepted before its first write or behind its last: at a module that data flow proves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.readout import steps_behind
 from normprobe.capture.calls import TensorSpec
-from normprobe.capture.trace import Call
+from normprobe.capture.trace import Call, Node
 from normprobe.records import OpSite, Stream
 from normprobe.rewrites.base import Survey, module_at
 
@@ -49,6 +49,22 @@ class Boundaries:
         self.head = trace.outputs[0][1] if trace.outputs else -1
         self.behind = steps_behind(self.flow, self.head)
 
+    def entry(self, stream: Stream) -> Boundary | None:
+        """The module that reads the whole stream before its first branch does, the earliest; None: there is none."""
+        first = stream.branches[0]
+        node = self._node(first.add)
+        if node is None or stream.width is None or not first.apart:
+            return None
+        once = [c for c in self.trace.calls if not c.composite and self.runs[c.path] == 1 and c.path != "."]
+        value: int | None = node.inputs[first.trunk]
+        found = None
+        while value is not None:
+            found = self._reader(value, stream.width, once) or found
+            step = self.flow.made_by(value)
+            light = step is not None and step.role in LIGHT and len(step.inputs) == 1
+            value = step.inputs[0] if step is not None and light else None
+        return found
+
     def find(self, stream: Stream) -> Boundary | None:
         """The module that alone reads the stream on its way to the head, else the one that returns it; None: neither.
 
@@ -61,10 +77,14 @@ class Boundaries:
         return self._reader(value, stream.width, once) or self._producer(value, stream, once)
 
     def _last_value(self, site: OpSite) -> int | None:
+        node = self._node(site)
+        return None if node is None else node.outputs[0]
+
+    def _node(self, site: OpSite) -> Node | None:
         for node in self.trace.nodes:
             call = self.trace.calls[node.call]
             if (node.op, node.ordinal, call.path, call.execution) == (site.op, site.ordinal, site.path, site.execution):
-                return node.outputs[0]
+                return node
         return None
 
     def _reader(self, value: int, width: int, calls: list[Call]) -> Boundary | None:

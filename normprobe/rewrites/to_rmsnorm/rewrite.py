@@ -1,0 +1,148 @@
+"""LayerNorm to RMSNorm: exactly, by keeping the stream's mean at zero, or as a plain swap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import nn
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy, NormSite, Stream
+from normprobe.rewrites.at_boundary import lay_at
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.boundary import Boundaries, Boundary
+from normprobe.rewrites.edits import bytes_of, set_values
+from normprobe.rewrites.swap import has_layer, lay
+from normprobe.rewrites.swap import why_not as class_stays
+from normprobe.rewrites.to_rmsnorm.fitness import subtracting, why_not
+from normprobe.rewrites.to_rmsnorm.layers import CentredInput, CentredOutput, WithoutMean
+
+
+@dataclass(frozen=True)
+class _Norm:
+    held: tuple[float, str | None, str | None, bool]  # eps, own names of gain and offset, whether 1 is added
+    stream: str
+
+
+@dataclass(frozen=True)
+class _Writer:
+    axis: int
+
+
+@final
+@dataclass(frozen=True)
+class ToRMSNorm(Rewrite):
+    """Every LayerNorm that reads a residual stream becomes an RMSNorm with its gain, offset and eps.
+
+    Exact: LayerNorm(x) = RMSNorm(x − mean(x)), and the mean stays 0 where the stream enters without one and nothing
+    writes one (Zhang & Sennrich 2019, sec. 3; Ashkboos et al. 2024, sec. 3.1). So the mean over the features is taken
+    from every weight and bias that writes, once, and from the stream where it begins, at every forward: the embedding
+    stays as it is, for a tied head reads it. Refused where something reads the stream otherwise than through such a
+    norm, or where a write passes a norm or a scale for each channel. The norms reduce in float32 or wider. Dropout
+    behind a writer brings a mean back: with it the function is the same in eval mode alone.
+
+    Attributes:
+        exact: False swaps the norms alone, which changes what the model computes by what the means were.
+    """
+
+    name: ClassVar[str] = "ToRMSNorm"
+    exact: bool = True
+
+    @property
+    def effect(self) -> Effect:
+        """Exact, or breaking for the plain swap."""
+        return Effect.EXACT if self.exact else Effect.BREAKING
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        how = "takes the mean from writers and entry once" if self.exact else "leaves the mean out of the norms alone"
+        return f"LayerNorms that read a residual stream become RMSNorms; {how}"
+
+    def sites(self, survey: Survey) -> Sites:
+        """The norms, and where it is exact the writers and the entry, of every stream that they suit."""
+        sites: dict[tuple[str, ...], Site] = {}
+        refused = []
+        boundaries = Boundaries(survey)
+        for stream in survey.anatomy.streams:
+            found = self._stream(survey, boundaries, stream)
+            if isinstance(found, str):
+                refused.append(Refusal(stream.name, found))
+            else:
+                sites |= {site.claims: site for site in found}
+        return Sites(tuple(sites.values()), tuple(refused))
+
+    def _stream(self, survey: Survey, boundaries: Boundaries, stream: Stream) -> list[Site] | str:
+        why = why_not(survey.anatomy, stream) if self.exact else None
+        norms = [norm for norm in subtracting(survey.anatomy, stream) if norm.subtracts_mean]
+        if why is None and not norms:
+            why = "none of the norms that read it subtracts the mean"
+        why = why or next((why for norm in norms if (why := _stays(survey, norm.path))), None)
+        if why is not None:
+            return why
+        sites = [_norm_site(norm, stream) for norm in norms]
+        if not self.exact:
+            return sites
+        boundary = boundaries.entry(stream)
+        if boundary is None or _stays(survey, boundary.path):
+            return "no module boundary where it begins: its mean cannot be taken from it there"
+        dropout = ", equal in eval mode only" if _drops(survey.model) else ""
+        entry = Site(boundary.path, f"the stream enters without its mean{dropout}", detail=boundary)
+        return [*sites, entry, *_writers(survey, stream)]
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Lay a layer over a norm or the entry, or centre a writer in place."""
+        if isinstance(site.detail, _Writer):
+            _centre(model.get_parameter(site.touched[0]), site.detail.axis, undo)
+            return
+        module = module_at(model, site.path)
+        if (why := class_stays(module)) is not None:
+            raise RewriteError(f"ToRMSNorm cannot change {site.path}", expected="the module as planned", found=why)
+        if isinstance(site.detail, Boundary):
+            lay_at(site.detail, (CentredInput, CentredOutput), module, undo)
+            return
+        undo.callback(module.__dict__.pop, WithoutMean.KEY, None)
+        module.__dict__[WithoutMean.KEY] = site.detail.held
+        lay(module, WithoutMean, site.path, undo)
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check that every norm reads as an RMSNorm."""
+        for site in sites:
+            norm = anatomy.norm(site.path)
+            if isinstance(site.detail, _Norm) and (norm is None or norm.kind != "rmsnorm"):
+                found = "no norm" if norm is None else norm.kind
+                raise RewriteError(f"ToRMSNorm did not take hold at {site.path}", expected="rmsnorm", found=found)
+
+
+def _stays(survey: Survey, path: str) -> str | None:
+    module = module_at(survey.model, path)
+    taken = class_stays(module) or ("it is rewritten already" if has_layer(module, WithoutMean) else None)
+    return None if taken is None else f"{path} cannot be changed: {taken}"
+
+
+def _drops(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+
+
+def _norm_site(norm: NormSite, stream: Stream) -> Site:
+    own = [None if name is None else name.removeprefix(full_name(norm.path, "")) for name in (norm.weight, norm.bias)]
+    detail = _Norm((norm.eps or 0.0, own[0], own[1], norm.affine.startswith("one_plus")), stream.name)
+    return Site(norm.path, f"{norm.kind} becomes rmsnorm, eps {norm.eps:.4g}", detail=detail)
+
+
+def _writers(survey: Survey, stream: Stream) -> Iterator[Site]:
+    """Each weight and bias that writes to the stream, once."""
+    axes = {site.parameter: site.output_axis for site in survey.anatomy.weights}
+    for name in dict.fromkeys(name for branch in stream.branches for name in branch.writers):
+        path, _, own = name.rpartition(".")
+        axis = axes.get(name, survey.model.get_parameter(name).dim() - 1)
+        held: dict[str, Any] = {"touched": (name,), "forward": False, "undo_bytes": bytes_of(survey.model, (name,))}
+        yield Site(path or ".", f"{own} without its mean over the features", **held, detail=_Writer(axis))
+
+
+def _centre(parameter: torch.Tensor, axis: int, undo: ExitStack) -> None:
+    wide = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float64))
+    set_values(parameter, wide - wide.mean(axis, keepdim=True), undo)
