@@ -101,10 +101,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Sites:
-    """All places that a rewrite will change, and those that it refuses."""
+    """All places that a rewrite will change, those that it refuses, and what has to be known of it besides."""
 
     sites: tuple[Site, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -51,19 +51,20 @@ class Boundaries:
 
     def entry(self, stream: Stream) -> Boundary | None:
         """The module that reads the whole stream before its first branch does, the earliest; None: there is none."""
-        first = stream.branches[0]
-        node = self._node(first.add)
-        if node is None or stream.width is None or not first.apart:
-            return None
+        value, found = self.start(stream), None
         once = [c for c in self.trace.calls if not c.composite and self.runs[c.path] == 1 and c.path != "."]
-        value: int | None = node.inputs[first.trunk]
-        found = None
-        while value is not None:
+        while value is not None and stream.width is not None:
             found = self._reader(value, stream.width, once) or found
             step = self.flow.made_by(value)
             light = step is not None and step.role in LIGHT and len(step.inputs) == 1
             value = step.inputs[0] if step is not None and light else None
         return found
+
+    def start(self, stream: Stream) -> int | None:
+        """The stream as the first add reads it; None where that add does not read it as an operand of its own."""
+        first = stream.branches[0]
+        node = self._node(first.add)
+        return None if node is None or not first.apart else node.inputs[first.trunk]
 
     def find(self, stream: Stream) -> Boundary | None:
         """The module that alone reads the stream on its way to the head, else the one that returns it; None: neither.

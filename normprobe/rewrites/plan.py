@@ -198,4 +198,5 @@ def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
     for site in found.sites:
         rows.append(f"  {site.path}: {site.change}")
         rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]
-    return rows + [f"  refused {each.path}: {each.why}" for each in found.refused]
+    rows += [f"  refused {each.path}: {each.why}" for each in found.refused]
+    return rows + [f"  note: {note}" for note in found.notes]

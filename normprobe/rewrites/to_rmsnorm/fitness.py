@@ -16,6 +16,9 @@ def subtracting(anatomy: Anatomy, stream: Stream) -> tuple[NormSite, ...]:
 def why_not(anatomy: Anatomy, stream: Stream) -> str | None:
     """Why the norms of this stream cannot leave the mean out; None where they can."""
     norms = subtracting(anatomy, stream)
+    normed = next((branch.post_norm for branch in stream.branches if branch.post_norm is not None), None)
+    if normed is not None:
+        return f"it is normed itself, by {normed}, whose gain and offset bring a mean of their own for every token"
     if not any(norm.subtracts_mean for norm in norms):
         return "none of the norms that read it subtracts the mean"
     return next(iter([*_stream(stream), *_readers(stream, norms), *_writers(anatomy, stream)]), None)
@@ -40,8 +43,6 @@ def _readers(stream: Stream, norms: tuple[NormSite, ...]) -> Iterator[str]:
     for branch in stream.branches:
         if branch.pre_norm is None:
             yield f"{branch.readers[0] if branch.readers else branch.path} reads it without a norm"
-        if branch.post_norm is not None:
-            yield f"it is normed itself, by {branch.post_norm}"
     if stream.raw_readers or (stream.final_norm is None and stream.needs_final_norm is not False):
         yield f"{', '.join(stream.raw_readers) or 'the head'} reads it without a norm"
     for norm in norms:

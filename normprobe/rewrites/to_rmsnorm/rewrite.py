@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final, get_args
 
 import torch
 from torch import nn
@@ -15,22 +15,20 @@ from normprobe.records import Anatomy, NormSite, Stream
 from normprobe.rewrites.at_boundary import lay_at
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries, Boundary
-from normprobe.rewrites.edits import bytes_of, set_values
+from normprobe.rewrites.edits import set_values
 from normprobe.rewrites.swap import has_layer, lay
 from normprobe.rewrites.swap import why_not as class_stays
+from normprobe.rewrites.to_rmsnorm.entry import Centred, Tied, Untied, centred_site, entry_sites, untie
 from normprobe.rewrites.to_rmsnorm.fitness import subtracting, why_not
 from normprobe.rewrites.to_rmsnorm.layers import CentredInput, CentredOutput, WithoutMean
+
+_DROPOUT = "the model has dropout: in train mode what it leaves of a write has a mean, which LayerNorm would subtract"
 
 
 @dataclass(frozen=True)
 class _Norm:
     held: tuple[float, str | None, str | None, bool]  # eps, own names of gain and offset, whether 1 is added
     stream: str
-
-
-@dataclass(frozen=True)
-class _Writer:
-    axis: int
 
 
 @final
@@ -40,17 +38,25 @@ class ToRMSNorm(Rewrite):
 
     Exact: LayerNorm(x) = RMSNorm(x − mean(x)), and the mean stays 0 where the stream enters without one and nothing
     writes one (Zhang & Sennrich 2019, sec. 3; Ashkboos et al. 2024, sec. 3.1). So the mean over the features is taken
-    from every weight and bias that writes, once, and from the stream where it begins, at every forward: the embedding
-    stays as it is, for a tied head reads it. Refused where something reads the stream otherwise than through such a
-    norm, or where a write passes a norm or a scale for each channel. The norms reduce in float32 or wider. Dropout
-    behind a writer brings a mean back: with it the function is the same in eval mode alone.
+    from every weight and bias that writes, and where the stream begins: from the tables that it is the sum of, or,
+    where the head shares one of these or the stream begins with something else, from the stream itself at every
+    forward. Refused where something reads the stream otherwise than through such a norm, or where a write passes a
+    norm or a scale for each channel. The norms reduce in float32 or wider. Dropout behind a writer brings a mean back:
+    with it the function is the same in eval mode alone.
 
     Attributes:
+        tied: what happens to a table that the head shares: "entry" leaves it and takes the mean from the stream,
+            "untie" gives the head a copy of its own, which adds a parameter.
         exact: False swaps the norms alone, which changes what the model computes by what the means were.
     """
 
     name: ClassVar[str] = "ToRMSNorm"
     exact: bool = True
+    tied: Tied = "entry"
+
+    def __post_init__(self) -> None:
+        if self.tied not in get_args(Tied):
+            raise RewriteError("ToRMSNorm cannot be made", expected="tied: entry | untie", found=repr(self.tied))
 
     @property
     def effect(self) -> Effect:
@@ -73,7 +79,8 @@ class ToRMSNorm(Rewrite):
                 refused.append(Refusal(stream.name, found))
             else:
                 sites |= {site.claims: site for site in found}
-        return Sites(tuple(sites.values()), tuple(refused))
+        notes = (_DROPOUT,) if sites and self.exact and _drops(survey.model) else ()
+        return Sites(tuple(sites.values()), tuple(refused), notes)
 
     def _stream(self, survey: Survey, boundaries: Boundaries, stream: Stream) -> list[Site] | str:
         why = why_not(survey.anatomy, stream) if self.exact else None
@@ -86,19 +93,18 @@ class ToRMSNorm(Rewrite):
         sites = [_norm_site(norm, stream) for norm in norms]
         if not self.exact:
             return sites
-        boundary = boundaries.entry(stream)
-        if boundary is None or _stays(survey, boundary.path):
-            return "no module boundary where it begins: its mean cannot be taken from it there"
-        dropout = ", equal in eval mode only" if _drops(survey.model) else ""
-        entry = Site(boundary.path, f"the stream enters without its mean{dropout}", detail=boundary)
-        return [*sites, entry, *_writers(survey, stream)]
+        entry = entry_sites(survey, boundaries, stream, self.tied)
+        return entry if isinstance(entry, str) else [*sites, *entry, *_writers(survey, stream)]
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Lay a layer over a norm or the entry, or centre a writer in place."""
-        if isinstance(site.detail, _Writer):
+        module = module_at(model, site.path)
+        if isinstance(site.detail, Centred):
             _centre(model.get_parameter(site.touched[0]), site.detail.axis, undo)
             return
-        module = module_at(model, site.path)
+        if isinstance(site.detail, Untied):
+            untie(model, module, site.detail.name, undo)
+            return
         if (why := class_stays(module)) is not None:
             raise RewriteError(f"ToRMSNorm cannot change {site.path}", expected="the module as planned", found=why)
         if isinstance(site.detail, Boundary):
@@ -137,10 +143,7 @@ def _writers(survey: Survey, stream: Stream) -> Iterator[Site]:
     """Each weight and bias that writes to the stream, once."""
     axes = {site.parameter: site.output_axis for site in survey.anatomy.weights}
     for name in dict.fromkeys(name for branch in stream.branches for name in branch.writers):
-        path, _, own = name.rpartition(".")
-        axis = axes.get(name, survey.model.get_parameter(name).dim() - 1)
-        held: dict[str, Any] = {"touched": (name,), "forward": False, "undo_bytes": bytes_of(survey.model, (name,))}
-        yield Site(path or ".", f"{own} without its mean over the features", **held, detail=_Writer(axis))
+        yield centred_site(survey, name, axes.get(name, survey.model.get_parameter(name).dim() - 1))
 
 
 def _centre(parameter: torch.Tensor, axis: int, undo: ExitStack) -> None:
