@@ -68,7 +68,7 @@ def _writers(anatomy: Anatomy, stream: Stream) -> Iterator[str]:
 
 
 def _writer(site: WeightSite, branch: Branch, width: int | None) -> str | None:
-    if site.roles != ("writer",):
+    if not {"reader", "writer"}.issuperset(site.roles):
         return f"{site.parameter} is used elsewhere too ({', '.join(site.roles)})"
     if site.shape[site.output_axis] != width:
         return f"{site.parameter} gives {site.shape[site.output_axis]} features where {branch.path} adds {width}"
