@@ -21,8 +21,8 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ def _quiet() -> None:
 
 def all_tried(models: Sequence[str], codes: Sequence[str], workers: int) -> Iterator[dict[str, Any]]:
     """The rows of all models, as they come."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=20) as pool:
-        for name, rows in zip(models, pool.map(tried, models, [codes] * len(models)), strict=True):
+    with get_context("spawn").Pool(workers, maxtasksperchild=20) as pool:
+        for name, rows in zip(models, pool.imap(partial(tried, codes=codes), models), strict=True):
             yield from rows
             lost = [row for row in rows if row["said"] != "found"]
             print(f"{name}: {len(rows)} faults, {len(rows) - len(lost)} found", flush=True)

@@ -259,7 +259,8 @@ def table(name: str, role: Any, shape: tuple[int, int] = (64, 8)) -> WeightSite:
     [
         ([table("words", "embedding")], None, True),
         ([table("words", "embedding", (32, 8))], None, False),
-        ([table("words", "embedding"), table("places", "embedding")], None, False),
+        ([table("words", "embedding"), table("places", "embedding")], None, True),
+        ([table("words", "embedding"), table("head.weight", "embedding")], None, False),
         ([table("words", "embedding"), table("places", "embedding")], "words", True),
         ([], None, False),
     ],

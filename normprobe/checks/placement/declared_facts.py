@@ -122,9 +122,9 @@ def _tied(declared: Declared, data: ReportData) -> Told | None:
     shape = next((weight.shape for weight in weights if weight.parameter == head.path), None)
     entries = {stream.source for stream in data.anatomy.streams}
     tables = [w for w in weights if "embedding" in w.roles and w.shape == shape and w.kind == "embedding"]
-    table = next((w for w in tables if w.parameter in entries), tables[0] if len(tables) == 1 else None)
-    if table is None or table.parameter == head.path:
+    if not tables or any(table.parameter == head.path for table in tables):
         return None
+    table = next((w for w in tables if w.parameter in entries), tables[0])
     return Told((head.path,), False, f"and {head.path} and {table.parameter} are two tensors")
 
 

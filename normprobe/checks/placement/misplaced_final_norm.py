@@ -50,6 +50,9 @@ class MisplacedFinalNorm(Check):
             place = misplaced(stream)
             if place is not None:
                 yield self._found(stream, place)
+            elif stream.final_norm is None and stream.needs_final_norm is None and on_the_trunk(stream):
+                reason = stream.final_norm_reason or "it could not be decided whether the end needs a norm"
+                yield self.skip(f"its trunk is normed before the last writes (NP204); {reason}", [stream.name])
 
     def _found(self, stream: Stream, place: int) -> Finding:
         left = len(stream.branches) - 1 - place

@@ -33,8 +33,8 @@ def ends(anatomy: Anatomy) -> list[Site]:
 
 
 def read_by_the_head(anatomy: Anatomy, site: Site) -> Severity:
-    """An error; a note for streams that are returned as they are, whose reader is not seen."""
-    return "note" if anatomy.head is None else "error"
+    """At least a warning, for heads that pool what they read; a note without a head: the reader is not seen."""
+    return "note" if anatomy.head is None else "warning"
 
 
 # ---- the end of a stream
@@ -195,13 +195,14 @@ def skips_behind(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 
 def post_stacks(anatomy: Anatomy) -> list[Site]:
-    """Blocks of unscaled post-norm streams."""
+    """The first blocks of unscaled post-norm streams, where all of a block's adds are its own."""
     found = []
     for stream in anatomy.streams:
         plain = all(
             b.skip_scale == 1.0 and b.branch_scale.kind == "none" and b.skip == "identity" for b in stream.branches
         )
-        if stream.placement == "post" and stream.topology == "ordinary" and plain and blocks(stream):
+        own = all(f"{b.add.path}.".startswith(f"{b.block}.") for b in stream.branches)
+        if stream.placement == "post" and stream.topology == "ordinary" and plain and own and blocks(stream):
             found.append(Site(blocks(stream)[0], len(stream.branches)))
     return found
 

@@ -275,6 +275,8 @@ def multiply_trunk(model: nn.Module, branch: Any, factor: float) -> None:
 @fault("DeepNorm's factor in all layers but one", "NP211", "warning", sums_normed)
 def uneven(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     branches = site.detail.branches
+    if len({(b.add.path, b.add.op, b.add.ordinal) for b in branches}) < len(branches):
+        raise NotHereError("layers share their modules")
     for branch in branches[:2] + branches[3:]:
         multiply_trunk(model, branch, len(branches) ** 0.25)
 
@@ -286,7 +288,7 @@ DRAWN = Conditions(level="forward")
 def alpha_alone(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     branches = site.detail.branches
     sizes = {weight.parameter: weight for weight in anatomy.weights}
-    for branch in branches:
+    for branch in {(b.add.path, b.add.op, b.add.ordinal): b for b in branches}.values():
         multiply_trunk(model, branch, len(branches) ** 0.25)
         with writing() as generator:
             for path in branch.writers:
