@@ -134,10 +134,12 @@ def _measure_model(
         gains, skipped = measure_gains(model, reading.anatomy)
         computed, more = measure_computed_weights(model, reading.anatomy)
         return Measurements(norm_gains=gains, computed_weights=computed), (*skipped, *more)
-    from normprobe.measures.levels import measure_level  # no reading of the structure waits for them to be loaded
+    from normprobe.measures.init_faults import with_blocked  # no reading of the structure waits for them to be loaded
+    from normprobe.measures.levels import measure_level
 
     told = replace(wanted, loss=None if wanted.loss is None else _named(wanted.loss))
-    return measure_level(model, inputs, reading.anatomy, told, everywhere=reading.wrote)
+    measured, skipped = measure_level(model, inputs, reading.anatomy, told, everywhere=reading.wrote)
+    return with_blocked(measured, reading.anatomy, reading.blocked), skipped
 
 
 def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:

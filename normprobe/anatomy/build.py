@@ -39,6 +39,7 @@ from normprobe.anatomy.streams.readout import (
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.unread import unread_sums
 from normprobe.anatomy.streams.writes import Trunks, Write
+from normprobe.anatomy.weights.blocked import find_blocked
 from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
@@ -47,11 +48,13 @@ from normprobe.records.norms import NormRole
 
 @dataclass(frozen=True)
 class Reading:
-    """The Anatomy, and what could not be read with the reason; `wrote` as in `Trace`."""
+    """The Anatomy, and what could not be read with the reason; `wrote` as in `Trace`; `blocked` are the parameters that
+    are 0 and stay so, as the values are now."""
 
     anatomy: Anatomy
     skipped: tuple[Skipped, ...]
     wrote: bool = False
+    blocked: tuple[str, ...] = ()
 
 
 def read(model: nn.Module, trace: Trace) -> Reading:
@@ -82,7 +85,9 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     unread = _unread(flow, value) if head is None else []
     unread += [*_unknown_kinds(flow, streams), *_unknown_rows(sites), *unread_sums(flow, trunks)]
-    return Reading(anatomy, (*assumed, *found.skipped, *_scripted(model), *unread), trace.wrote)
+    return Reading(
+        anatomy, (*assumed, *found.skipped, *_scripted(model), *unread), trace.wrote, find_blocked(model, flow, norms)
+    )
 
 
 def _unread(flow: Flow, value: int | None) -> list[Skipped]:

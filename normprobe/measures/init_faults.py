@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from normprobe.measures.draws import Fit
 from normprobe.measures.recipes import Drawn, recipes
-from normprobe.measures.values import plain
-from normprobe.records import Anatomy, Branch, WeightSite
+from normprobe.records import Anatomy, Measurements, WeightSite
 from normprobe.records.init import BlockedBranch
-from normprobe.records.weights import Follower
 
 _DRAWN = ("normal", "truncated_normal", "uniform")
 _BY_FAN = ("lecun", "kaiming", "torch_default")
-_THROUGH_ZERO: frozenset[Follower] = frozenset({"relu", "leaky_relu", "gelu", "silu", "tanh", "gate", "none"})
 
 
 def same_outputs(parameter: Tensor, site: WeightSite) -> bool:
@@ -43,41 +39,22 @@ def misread(site: WeightSite, found: Fit) -> tuple[str, ...]:
     return tuple(name for name in recipes(drawn, found.interval, found.cut) if name in _BY_FAN)
 
 
-def blocked(anatomy: Anatomy, named: Mapping[str, Tensor]) -> Iterator[BlockedBranch]:
-    """Branches with two factors in a row that are 0, each of which takes the gradient from the other."""
-    followers = {weight.parameter: weight.followed_by for weight in anatomy.weights}
-    for stream in anatomy.streams:
-        for index, branch in enumerate(stream.branches):
-            factors = [*_ends(branch, named, followers), *_scales(branch, named, anatomy)]
-            if len(factors) > 1:
-                yield BlockedBranch(stream=stream.name, branch=index, path=branch.path, zeros=tuple(factors))
-
-
-def _ends(branch: Branch, named: Mapping[str, Tensor], followers: Mapping[str, Follower]) -> Iterator[str]:
-    """The readers and the writers, where all weights and biases among them are 0."""
-    through = all(followers.get(name, "none") in _THROUGH_ZERO for name in branch.readers)
-    if through and not set(branch.readers) & set(branch.writers) and _zero(branch.readers, named):
-        yield _largest(branch.readers, named)
-    if _zero(branch.writers, named):
-        yield _largest(branch.writers, named)
-
-
-def _largest(names: Sequence[str], named: Mapping[str, Tensor]) -> str:
-    return max(names, key=lambda name: named[name].numel())
-
-
-def _scales(branch: Branch, named: Mapping[str, Tensor], anatomy: Anatomy) -> Iterator[str]:
-    """The norm on the branch, and the factor on it, where these are 0."""
-    norm = anatomy.norm(branch.output_norm) if branch.output_norm is not None else None
-    plainly = norm is not None and norm.affine in ("weight", "weight+bias")
-    names = [name for name in (norm.weight, norm.bias) if name is not None] if norm is not None and plainly else []
-    if _zero(names, named):
-        yield names[0]
-    scale = branch.branch_scale
-    if scale.kind in ("scalar", "channel") and scale.parameter is not None and _zero([scale.parameter], named):
-        yield scale.parameter
-
-
-def _zero(names: Sequence[str], named: Mapping[str, Tensor]) -> bool:
-    found = [named.get(name) for name in names]
-    return bool(found) and all(plain(p) and not bool(torch.count_nonzero(p)) for p in found)
+def with_blocked(measured: Measurements, anatomy: Anatomy, names: Sequence[str]) -> Measurements:
+    """The measurements with the parameters of weights as drawn that are 0 and stay so, gathered by branch; those of no
+    branch by their module."""
+    if measured.init is None or measured.init.trained:
+        return measured
+    places = {
+        name: (stream.name, index, branch.path)
+        for stream in reversed(anatomy.streams)
+        for index, branch in reversed(list(enumerate(stream.branches)))
+        for name in branch.parameters
+    }
+    found: dict[tuple[str | None, int | None, str], list[str]] = {}
+    for name in names:
+        found.setdefault(places.get(name, (None, None, name.rpartition(".")[0] or ".")), []).append(name)
+    blocked = tuple(
+        BlockedBranch(stream=stream, branch=index, path=path, zeros=tuple(zeros))
+        for (stream, index, path), zeros in found.items()
+    )
+    return measured.model_copy(update={"init": measured.init.model_copy(update={"blocked": blocked})})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normprobe.measures.activations import second_moment
 from normprobe.measures.draws import Fit, fit
-from normprobe.measures.init_faults import blocked, misread, same_outputs
+from normprobe.measures.init_faults import misread, same_outputs
 from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
@@ -58,9 +58,8 @@ def measure_initialisation(
         return None, skipped
     writes = tuple(len(stream.branches) for stream in anatomy.streams)
     roles = tuple(_roles(weights, {site.parameter: site for site in anatomy.weights}))
-    found = Initialisation(trained=trained, drawn=drawn, evidence=evidence, writes=writes, roles=roles, weights=weights)
-    faults = {"blocked": () if trained else tuple(blocked(anatomy, named)), "own_reason": why}
-    return found.model_copy(update=faults), skipped
+    known = {"trained": trained, "drawn": drawn, "evidence": evidence, "own_reason": why}
+    return Initialisation(**known, writes=writes, roles=roles, weights=weights), skipped
 
 
 def _facts(site: WeightSite, found: Fit, parameter: Tensor, own: Tensor | None, seed: int) -> dict[str, Any]:

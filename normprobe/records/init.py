@@ -55,10 +55,11 @@ class WeightMeasure(Record):
 
 
 class BlockedBranch(Record):
-    """A branch in which factors in a row are 0, named by a parameter of each in `zeros`: no weight gets a gradient."""
+    """Weights, factors and gains of a branch that are 0 and that no gradient reaches, now or later: `zeros`. Of those
+    in no branch, `stream` and `branch` are None and `path` is the module that holds them."""
 
-    stream: str
-    branch: int
+    stream: str | None = None
+    branch: int | None = None
     path: str
     zeros: tuple[str, ...]
 

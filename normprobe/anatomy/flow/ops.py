@@ -268,10 +268,10 @@ def multiplies(node: Node) -> bool:
 def sums_squares(trace: Trace, node: Node) -> bool:
     """Whether a product multiplies each row of a signal by itself: one sum of squares for each."""
     rows = base(node.op) == "aten.bmm" and trace.values[node.outputs[0]].shape[-2:] == (1, 1)
-    return rows and len({_unmoved(trace, v) for v in node.inputs}) == 1
+    return rows and len({unmoved(trace, v) for v in node.inputs}) == 1
 
 
-def _unmoved(trace: Trace, value: int) -> int:
+def unmoved(trace: Trace, value: int) -> int:
     """The value behind views and copies."""
     while True:
         maker = trace.producer(value)

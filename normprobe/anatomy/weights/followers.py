@@ -71,6 +71,18 @@ def _activation(flow: Flow, value: int, readers: list[Step]) -> Follower | None:
     return known
 
 
+def at_zero(flow: Flow, step: Step) -> tuple[float, float] | None:
+    """What an operation on one signal makes of 0, and its slope there as autograd has it; None where it also reads what
+    is learned, or cannot be run."""
+    with torch.enable_grad():
+        zero = torch.zeros_like(_POINTS, requires_grad=True)
+        made = _run(flow, step, {step.inputs[0]: zero})
+        if made is None or not made.requires_grad:
+            return None
+        (slope,) = torch.autograd.grad(made.sum(), zero)
+    return float(made.detach()[0]), float(slope[0])
+
+
 def _computed(flow: Flow, value: int) -> Follower | None:
     curves: dict[int, Tensor] = {value: _POINTS}
     best: Follower | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -9,32 +10,38 @@ from normprobe.checks.base import Outcome
 from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
 from normprobe.records import Initialisation, ReportData, Severity
 
+_NAMED = 4  # parameters that the message names
+
 
 @final
 @dataclass(frozen=True)
 class BlockedGradient(DrawnCheck):
-    """Two factors in a row of a branch are 0, and each keeps the gradient from the other.
+    """Weights that are 0 and stay so, as other zeros keep the gradient from them.
 
     ## What it measures
 
-    Branches in which at least two of these are nothing but zeros, biases included: the weights that read the
-    stream, those that write to it, the gain of the norm on the branch, and the factor on the branch. And, where
-    gradients were taken, branches none of whose parameters has a gradient though one reaches their add.
+    Weights, factors and gains that are nothing but zeros and that no gradient can reach: on every way from the
+    outputs to them stands another zero, or an activation whose slope at 0 is 0. A zero that gets a gradient is
+    taken to move, and what then gets one as well; what is left when nothing new moves stays at 0 for ever. It is
+    read off the data flow of a model that is not trained: the values and the output of an attention, both factors
+    of a gated MLP, the readers and the writers of a branch, a factor or a gain and the weights behind it. Biases
+    count where they would let a gradient through; parameters that need no gradient are not named. And, as a
+    warning where gradients were taken, branches none of whose parameters has one though one reaches their add.
 
     ## Why it matters
 
     One zero factor is a sound start (ReZero, Fixup, a zero-initialised gain): it gets a gradient from what is
     before it, moves, and the rest follows. The derivative by either of two zero factors has the other one in it:
-    both stay 0 for ever, and the branch is dead weight. Nothing else looks wrong, and the loss falls as far as
-    the other branches take it.
+    both stay 0 for ever, and what they are part of is dead weight. Nothing else looks wrong, and the loss falls
+    as far as the other branches take it.
 
     ## What to do
 
-    Leave one of them at 0 and draw the other.
+    Leave one of them at 0 and draw the others.
 
     ## When to ignore it
 
-    Never for a branch that is to learn.
+    Never for weights that are to learn.
 
     ## References
 
@@ -53,7 +60,7 @@ class BlockedGradient(DrawnCheck):
         if places:
             yield self.finding(
                 places[0][0],
-                f"no weight of this branch gets a gradient: {' and '.join(places[0][1])} are both 0",
+                _message(places[0][1]),
                 value=0.0,
                 source="the product rule: each derivative has the other factor in it",
                 places=[path for path, _ in places],
@@ -77,3 +84,11 @@ class BlockedGradient(DrawnCheck):
                 places=idle,
                 about="measured gradient",
             )
+
+
+def _message(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{names[0]} is 0 and stays so: an activation behind it passes no gradient at 0"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    named = " and ".join(names) if len(names) == 2 else ", ".join(names[:_NAMED]) + more
+    return f"{named} are 0 and stay so: each keeps the gradient from the others"
