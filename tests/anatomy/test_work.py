@@ -103,3 +103,35 @@ def test_the_work_for_a_loop_grows_with_its_steps(monkeypatch: pytest.MonkeyPatc
     assert grown[2] <= 4 * tokens
     assert grown[2] - grown[1] <= 2 * (grown[1] - grown[0]) + 1
     assert not sought  # no gate is made of a product of two signals
+
+
+class Scan(nn.Module):
+    """A linear scan over the tokens inside a residual branch; factors and summands are made before it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.decay, self.read, self.out = nn.LayerNorm(8), *(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        factors, summands, state, states = (
+            torch.exp(-(self.decay(y) ** 2)),
+            y * self.read(y),
+            torch.zeros_like(x[:, 0]),
+            [],
+        )
+        for t in range(x.shape[1]):
+            state = factors[:, t] * state + summands[:, t]
+            states.append(state)
+        return x + self.out(torch.stack(states, 1))
+
+
+def test_no_step_of_a_scan_looks_back_over_the_ones_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = []
+    for tokens in (16, 32, 64):
+        flow = flow_of(Scan(), torch.randn(1, tokens, 8))
+        with monkeypatch.context() as patch:
+            asked = counted(patch, Flow, "made_by")
+            assert len(find_writes(flow).writes) == 1
+        work.append(len(asked))
+    assert work[2] - work[1] <= 2.2 * (work[1] - work[0])

@@ -15,7 +15,18 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
 from normprobe.anatomy.streams.copies import apart
 from normprobe.anatomy.streams.moves import chooses
-from normprobe.anatomy.streams.parts import Part, bends, between, enters, gate_of, heavy, make_part, region_to, steering
+from normprobe.anatomy.streams.parts import (
+    Part,
+    bends,
+    between,
+    enters,
+    gate_of,
+    heavy,
+    latest_weighty,
+    make_part,
+    region_to,
+    steering,
+)
 from normprobe.anatomy.streams.selections import latest, put_together, side_by_side, taken_out
 from normprobe.anatomy.streams.shortcuts import projected, projections
 from normprobe.anatomy.streams.splits import split
@@ -81,6 +92,8 @@ def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
 
 def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Write | None:
     end, side = step.inputs[1 - trunk], step.inputs[trunk]
+    if way == "gated" and not _coupled(flow, side, end):
+        return None
     if way == "projected":
         chain = projected(flow, side)
     else:
@@ -115,8 +128,6 @@ def _fits(flow: Flow, source: int, part: Part, way: Way, side: int) -> bool:
     """Whether a branch is one beside the trunk that comes as `side`."""
     if not _carried(flow, source, part, way in ("projected", "gated")) or _filters(flow, part.region):
         return False
-    if way == "gated":
-        return _coupled(flow, side, part.end)
     return way != "projected" or (not projections(flow, side) & part.region and _deep(flow, part.region))
 
 
@@ -220,9 +231,16 @@ def _unite(flow: Flow, write: Write, trunks: Trunks) -> None:
 def _common_source(
     flow: Flow, chain: Iterator[tuple[Link, tuple[int, ...]]], end: int
 ) -> tuple[Link, tuple[int, ...], list[int]] | None:
-    """The nearest value of `chain` that `end` was computed from, and the steps visited on the way back from `end`."""
+    """The nearest value of `chain` that `end` was computed from, and the steps visited on the way back from `end`; None
+    also where nothing weighty lies on that way, which is known before the walk where the chain begins later."""
     candidates: dict[int, tuple[Link, tuple[int, ...]]] = {}
-    reached = len(flow.steps)
+    reached, weighty = len(flow.steps), latest_weighty(flow).get(end, -1)
+    while reached > weighty:
+        following = next(chain, None)
+        if following is None:
+            return None
+        candidates[following[0].value] = following
+        reached = flow.producer.get(following[0].value, -1)
     heap, seen = [(-flow.producer.get(end, -1), end)], {end}
     visited: list[int] = []
     while heap:
@@ -253,7 +271,7 @@ def _unviewed(flow: Flow, link: Link, end: int) -> tuple[Link, list[int]]:
     value = link.value
     while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
         value = step.inputs[0]
-    later = frozenset(range(flow.producer.get(value, -1) + 1, flow.producer[end] + 1))
+    later = range(flow.producer.get(value, -1) + 1, flow.producer[end] + 1)
     return replace(link, value=value), sorted(region_to(flow, value, end, later))
 
 

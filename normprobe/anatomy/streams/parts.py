@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from normprobe.anatomy.flow.ops import PRODUCTS, WEIGHTY, Role, base
@@ -94,6 +94,19 @@ def heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
     return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
 
 
+def latest_weighty(flow: Flow) -> dict[int, int]:
+    """For each value the latest step behind it that does more than to move or scale a signal; none has no entry."""
+    if "latest weighty" not in flow.memo:
+        latest: dict[int, int] = {}
+        for step in flow.steps:
+            behind = [latest[v] for v in step.inputs if v in latest]
+            if step.role in WEIGHTY or behind:
+                latest.update(dict.fromkeys(step.outputs, step.id if step.role in WEIGHTY else max(behind)))
+        flow.memo["latest weighty"] = latest
+    found: dict[int, int] = flow.memo["latest weighty"]
+    return found
+
+
 def bends(flow: Flow, region: frozenset[int]) -> bool:
     """Whether a region is not linear in the signal, norms apart."""
     steps = [flow.steps[i] for i in region]
@@ -117,7 +130,7 @@ def between(flow: Flow, source: int, visited: Iterable[int]) -> frozenset[int]:
     return frozenset(region)
 
 
-def region_to(flow: Flow, source: int, end: int, within: frozenset[int]) -> frozenset[int]:
+def region_to(flow: Flow, source: int, end: int, within: Container[int]) -> frozenset[int]:
     """The steps of `within` on ways from `source` to `end`."""
     todo = [end]
     visited: set[int] = set()
