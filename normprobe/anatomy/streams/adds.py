@@ -6,13 +6,12 @@ not linear.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from normprobe.anatomy.flow.ops import WEIGHTY, Role, slides
 from normprobe.anatomy.flow.steps import Flow, Step
-from normprobe.anatomy.flow.walk import Link, light_chain, operand_factor
+from normprobe.anatomy.flow.walk import light_chain, operand_factor
 from normprobe.anatomy.streams.copies import apart
 from normprobe.anatomy.streams.moves import chooses
 from normprobe.anatomy.streams.parts import (
@@ -22,16 +21,16 @@ from normprobe.anatomy.streams.parts import (
     enters,
     gate_of,
     heavy,
-    latest_weighty,
     make_part,
     region_to,
     steering,
 )
 from normprobe.anatomy.streams.selections import latest, put_together, side_by_side, taken_out
 from normprobe.anatomy.streams.shortcuts import projected, projections
+from normprobe.anatomy.streams.sources import common_source, unviewed
 from normprobe.anatomy.streams.splits import split
 from normprobe.anatomy.streams.trunks import joins, mixture, states
-from normprobe.anatomy.streams.writes import Trunks, Way, Write
+from normprobe.anatomy.streams.writes import State, Trunks, Way, Write
 
 _WAYS: tuple[tuple[int, Way], ...] = (
     (0, "light"),
@@ -92,18 +91,13 @@ def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
 
 def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Write | None:
     end, side = step.inputs[1 - trunk], step.inputs[trunk]
-    if way == "gated" and not _coupled(flow, side, end):
-        return None
-    if way == "projected":
-        chain = projected(flow, side)
-    else:
-        chain = states(flow, side, trunks, gates=way == "gated", mixes=way != "light", norms=way == "light")
-    hit = _common_source(flow, chain, end)
+    coupled = way != "gated" or _coupled(flow, side, end)
+    hit = common_source(flow, _chain(flow, side, way, trunks), end) if coupled else None
     if hit is None:
         return None
     link, over, visited = hit
     if way == "gated":
-        link, visited = _unviewed(flow, link, end)
+        link, visited = unviewed(flow, link, end)
     if not any(flow.steps[i].role in WEIGHTY for i in visited):
         return None
     cut = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
@@ -122,6 +116,13 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         trunks.refused.add(step.id)
         return None
     return Write(step, trunk, source, scale, part, parts, over, way, crossed)
+
+
+def _chain(flow: Flow, side: int, way: Way, trunks: Trunks) -> Iterator[State]:
+    """The values that the trunk came by to one side of a sum, nearest first."""
+    if way == "projected":
+        return projected(flow, side)
+    return states(flow, side, trunks, gates=way == "gated", mixes=way != "light", norms=way == "light")
 
 
 def _fits(flow: Flow, source: int, part: Part, way: Way, side: int) -> bool:
@@ -226,53 +227,6 @@ def _unite(flow: Flow, write: Write, trunks: Trunks) -> None:
         if other.source != reader.source:
             shared = replace(other, source=reader.source, whole=reader.whole, parts=reader.parts, over=())
             trunks.writes[other.step.id] = shared
-
-
-def _common_source(
-    flow: Flow, chain: Iterator[tuple[Link, tuple[int, ...]]], end: int
-) -> tuple[Link, tuple[int, ...], list[int]] | None:
-    """The nearest value of `chain` that `end` was computed from, and the steps visited on the way back from `end`; None
-    also where nothing weighty lies on that way, which is known before the walk where the chain begins later."""
-    candidates: dict[int, tuple[Link, tuple[int, ...]]] = {}
-    reached, weighty = len(flow.steps), latest_weighty(flow).get(end, -1)
-    while reached > weighty:
-        following = next(chain, None)
-        if following is None:
-            return None
-        candidates[following[0].value] = following
-        reached = flow.producer.get(following[0].value, -1)
-    heap, seen = [(-flow.producer.get(end, -1), end)], {end}
-    visited: list[int] = []
-    while heap:
-        order, value = heapq.heappop(heap)
-        while reached >= -order:
-            following = next(chain, None)
-            if following is None:
-                break
-            candidates[following[0].value] = following
-            reached = flow.producer.get(following[0].value, -1)
-        if value in candidates:
-            return (*candidates[value], visited)
-        if -order < reached:
-            return None  # the chain has ended, and everything left is older than it
-        step = flow.made_by(value)
-        if step is None:
-            continue
-        visited.append(step.id)
-        for source in step.inputs:
-            if source not in seen:
-                seen.add(source)
-                heapq.heappush(heap, (-flow.producer.get(source, -1), source))
-    return None
-
-
-def _unviewed(flow: Flow, link: Link, end: int) -> tuple[Link, list[int]]:
-    """The state behind the views that a gate may read it through, and the steps from it to `end`."""
-    value = link.value
-    while (step := flow.made_by(value)) is not None and step.role is Role.MOVE and len(step.inputs) == 1:
-        value = step.inputs[0]
-    later = range(flow.producer.get(value, -1) + 1, flow.producer[end] + 1)
-    return replace(link, value=value), sorted(region_to(flow, value, end, later))
 
 
 def _carried(flow: Flow, source: int, part: Part, strict: bool = False) -> bool:

@@ -94,19 +94,6 @@ def heavy(flow: Flow, region: frozenset[int]) -> frozenset[int]:
     return frozenset(i for i in region if flow.steps[i].role in WEIGHTY)
 
 
-def latest_weighty(flow: Flow) -> dict[int, int]:
-    """For each value the latest step behind it that does more than to move or scale a signal; none has no entry."""
-    if "latest weighty" not in flow.memo:
-        latest: dict[int, int] = {}
-        for step in flow.steps:
-            behind = [latest[v] for v in step.inputs if v in latest]
-            if step.role in WEIGHTY or behind:
-                latest.update(dict.fromkeys(step.outputs, step.id if step.role in WEIGHTY else max(behind)))
-        flow.memo["latest weighty"] = latest
-    found: dict[int, int] = flow.memo["latest weighty"]
-    return found
-
-
 def bends(flow: Flow, region: frozenset[int]) -> bool:
     """Whether a region is not linear in the signal, norms apart."""
     steps = [flow.steps[i] for i in region]
