@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from normprobe.capture.watch import Handler
@@ -89,7 +90,8 @@ class LogitHandler(Handler):
         self.length = 0
         self._measure: AttentionMeasure | None = None
         self.failed: str | None = None
-        self.qk = None if site.product is None else QKHandler(site.product, site.softcap is not None, self._sample)
+        self.changed = site.softcap is not None or site.biased
+        self.qk = None if site.product is None else QKHandler(site.product, self.changed, self._sample)
 
     @property
     def measure(self) -> AttentionMeasure | None:
@@ -135,7 +137,7 @@ class LogitHandler(Handler):
     def _from_scores(self, arguments: Mapping[str, Any]) -> None:
         q, k = arguments["query"], arguments["key"]
         rows, queries, keys = self._rows(q), self._padding(q), self._padding(k)
-        looked = flex.look_at(arguments, rows, queries, _first(keys), self.site.softcap is not None, self.scratch)
+        looked = flex.look_at(arguments, rows, queries, _first(keys), self.changed, self.scratch)
         all_rows = norms(q, k, queries, keys).lengths(float(arguments["scale"]))
         if len(rows) == q.shape[2]:
             all_rows = all_rows._replace(bound=largest_of(looked))
@@ -161,11 +163,12 @@ class LogitHandler(Handler):
         all_rows = Lengths(masks.largest(logits, logits.shape[1], queries), *rms)
         looked = look(Operands.of_logits(chosen, _first(keys), sinks), self.scratch)
         uncapped = self._uncapped(chosen)
-        self._finish(looked, lambda: all_rows, logits, rows, queries, sinks is not None, uncapped)
+        kept = masks.grid(chosen, None if self.qk is None else self.qk.dtype)
+        self._finish(looked, lambda: all_rows, logits, rows, queries, sinks is not None, uncapped, kept)
 
     def _uncapped(self, chosen_BHRT: Tensor) -> tuple[float | None, ...] | None:
-        """The largest logits of the sampled rows before a soft cap, by q·kᵀ; None where there is no cap."""
-        if self.site.softcap is None:
+        """The largest scaled q·kᵀ of the sampled rows; None where neither a soft cap nor a bias follows."""
+        if not self.changed:
             return None
         rows = None if self.qk is None else self.qk.rows(chosen_BHRT.shape[1])
         if rows is None or rows.shape != chosen_BHRT.shape:
@@ -192,18 +195,22 @@ class LogitHandler(Handler):
         padding_BQ: Tensor | None,
         sinks: bool = False,
         uncapped: tuple[float | None, ...] | None = None,
+        grid: torch.dtype | None = None,
     ) -> None:
         count = source.shape[0] * len(rows) if padding_BQ is None else int((~padding_BQ[:, rows]).sum())
         every, dtype = source.shape[2], str(source.dtype).removeprefix("torch.")
         basis = Basis(unit="logit", dtype=dtype, count=count, exact=len(rows) == every)
         held = RowStats(*(self.together.keep(name, part) for name, part in looked._asdict().items()))
+        kept = str(grid or source.dtype).removeprefix("torch.")
         seen = Seen(held, len(rows) / max(1, every), all_rows)
-        self.together.add(seen, partial(self._tell, basis, sinks, uncapped), self._refuse)
+        self.together.add(seen, partial(self._tell, basis, kept, sinks, uncapped), self._refuse)
 
     def _refuse(self, why: str) -> None:
         self.failed = why
 
-    def _tell(self, basis: Basis, sinks: bool, uncapped: tuple[float | None, ...] | None, told: Told) -> None:
+    def _tell(
+        self, basis: Basis, grid: str, sinks: bool, uncapped: tuple[float | None, ...] | None, told: Told
+    ) -> None:
         logits, all_rows = told
         columns: list[Sequence[float | None]] = list(logits)
         if uncapped is not None:
@@ -211,7 +218,7 @@ class LogitHandler(Handler):
         if not sinks:
             columns[_TOLD.index("sink")] = columns[-1] = (None,) * len(columns[0])
         heads = tuple(_head(i, *row) for i, row in enumerate(zip(*columns, *all_rows, strict=True)))
-        self._measure = AttentionMeasure(path=self.site.path, basis=basis, rows=basis.count, heads=heads)
+        self._measure = AttentionMeasure(path=self.site.path, basis=basis, rows=basis.count, grid=grid, heads=heads)
 
 
 def _all_rows(norms: Norms, scale: float, bias: Sequence[float] | None) -> Lengths:

@@ -24,7 +24,7 @@ def look_at(
     rows: Tensor,
     padding_BQ: Tensor | None,
     first_B: Tensor | None,
-    capped: bool,
+    changed: bool,
     scratch: Scratch,
 ) -> RowStats:
     """What some query rows show.
@@ -34,7 +34,7 @@ def look_at(
         rows: their indices, [R].
         padding_BQ: True for queries to leave out; None: none.
         first_B: the first key of each sample that counts; None: 0.
-        capped: whether the function caps: `uncapped` is then of scaled q·kᵀ.
+        changed: whether the function caps or adds a bias: `uncapped` is then of scaled q·kᵀ.
         scratch: memory to use again.
     """
 
@@ -42,7 +42,7 @@ def look_at(
         logits, products = scores(arguments, some, heads)
         chosen = masks.rows_without_padding(masks.hide(logits), padding_BQ, some)
         told = look(Operands.of_logits(chosen, first_B), scratch)
-        return told._replace(uncapped=tops_seen(products, chosen)) if capped else told
+        return told._replace(uncapped=tops_seen(products, chosen)) if changed else told
 
     pieces = torch.split(rows, ROWS)
     return joined([joined([seen(heads, some) for some in pieces], -1) for heads in _heads(arguments)], 1)

@@ -73,6 +73,23 @@ def without_padding(mask: Tensor | None, padding_BQ: Tensor | None, rows: Tensor
     return mask & ~hidden if mask.dtype is torch.bool else mask.masked_fill(hidden, -torch.inf)
 
 
+def grid(logits_BHRT: Tensor, product: torch.dtype | None) -> torch.dtype:
+    """The dtype whose numbers the logits are: their own, or the half one of the product where all are numbers of it.
+
+    Args:
+        logits_BHRT: as they reach the softmax.
+        product: dtype that q·kᵀ was computed in; None where it was not seen, when either half one may be it.
+    """
+    for half in [product] if product is not None else [torch.bfloat16, torch.float16]:
+        if half.itemsize < logits_BHRT.dtype.itemsize and _rounded(logits_BHRT[:1, :, :1], half):
+            return half if _rounded(logits_BHRT, half) else logits_BHRT.dtype
+    return logits_BHRT.dtype
+
+
+def _rounded(logits: Tensor, half: torch.dtype) -> bool:
+    return torch.equal(logits.to(half).to(logits.dtype), logits)
+
+
 def rows_without_padding(logits: Tensor, padding_BQ: Tensor | None, rows: Tensor) -> Tensor:
     """The logits of sampled rows, −inf for those that are padding."""
     return logits if padding_BQ is None else logits.masked_fill(padding_BQ[:, None, rows, None], -torch.inf)

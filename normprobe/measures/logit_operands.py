@@ -6,6 +6,7 @@ Dims: B batch (all leading axes), H query heads, K key heads, R query rows, T ke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ PIECE = 4 * 2**20  # logits in one go
 @dataclass(frozen=True)
 class Operands:
     """What the logits of some rows are made of; `mask` has 4 axes that broadcast to [B, H, R, T], `first` is the
-    first key of each sample that counts (None: 0), `sinks` are logits [B, H, R, S] of no key."""
+    first key of each sample that counts (None: 0), `sinks` are logits [B, H, R, S] of no key, `products` says that q·k
+    are what the model multiplies."""
 
     q_BHRD: Tensor
     k_BKTD: Tensor
@@ -28,6 +30,7 @@ class Operands:
     softcap: float | None = None
     first_B: Tensor | None = None
     sinks: Tensor | None = None
+    products: bool = True
 
     @classmethod
     def of_logits(cls, logits_BHRT: Tensor, first_B: Tensor | None, sinks: Tensor | None = None) -> Operands:
@@ -35,7 +38,7 @@ class Operands:
         batch, heads, rows, keys = logits_BHRT.shape
         zeros = logits_BHRT.new_zeros(1, dtype=torch.float32)
         q, k = zeros.expand(batch, heads, rows, 1), zeros.expand(batch, heads, keys, 1)
-        return cls(q, k, 1.0, logits_BHRT, first_B=first_B, sinks=sinks)
+        return cls(q, k, 1.0, logits_BHRT, first_B=first_B, sinks=sinks, products=False)
 
 
 def look(operands: Operands, scratch: Scratch) -> RowStats:
@@ -45,6 +48,7 @@ def look(operands: Operands, scratch: Scratch) -> RowStats:
     a_row = q.shape[0] * group * k.shape[2]
     height = max(1, min(q.shape[2], PIECE // max(1, a_row)))
     step = max(1, PIECE // max(1, a_row * height))
+    seen = partial(row_stats, first_B=operands.first_B, scratch=scratch, products=operands.products)
     looked = []
     for start in range(0, key_heads, step):
         stop = min(key_heads, start + step)
@@ -54,7 +58,7 @@ def look(operands: Operands, scratch: Scratch) -> RowStats:
             rows = slice(row, row + height)
             few, sunk = (None if each is None else _part(each, heads, rows) for each in (mask, operands.sinks))
             some = q[:, heads, rows], k[:, start:stop], operands.scale, few, operands.softcap
-            parts.append(row_stats(*some, first_B=operands.first_B, sinks=sunk, scratch=scratch))
+            parts.append(seen(*some, sinks=sunk))
         looked.append(joined(parts, -1))
     return joined(looked, 1)
 

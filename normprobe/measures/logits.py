@@ -71,7 +71,7 @@ class RowStats(NamedTuple):
     """What some rows show, each [B, H, R]; with y = logit - largest of its row.
 
     Attributes:
-        top, uncapped: the largest logit, with and without softcap; `_NEVER` or less where all are masked.
+        top, uncapped: the largest logit, with and without softcap and bias; `_NEVER` or less where all are masked.
         total, first: Σ e^y and e^y of the first key.
         sunk: Σ e^y over the logits of no key; 0 where there are none.
         entropy: of the probabilities of keys among themselves, in nats.
@@ -100,6 +100,7 @@ def row_stats(
     first_B: Tensor | None = None,
     sinks: Tensor | None = None,
     scratch: Scratch | None = None,
+    products: bool = True,
 ) -> RowStats:
     """Look at the logits (scale, softcap, mask) and probabilities of R rows, in R·T memory a head.
 
@@ -113,6 +114,7 @@ def row_stats(
         first_B: the first key of each sample; None: 0.
         sinks: logits [B, H, R, S] of no key, which take a share of each row's probability.
         scratch: memory to use again for the next rows.
+        products: whether q·kᵀ are the products, which `uncapped` is about; else it is `top`.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -122,8 +124,9 @@ def row_stats(
     if mask is not None:
         seen = scratch.made("mask", (mask, logits.dtype, k.shape[2]), lambda: Mask.of(mask, logits.dtype, k.shape[2]))
     uncapped, bias = None, None if seen is None else seen.bias
+    if products and (softcap is not None or bias is not None):
+        uncapped = _tops(logits, seen)
     if softcap is not None:
-        uncapped = _tops(logits if bias is None else logits + bias, seen)
         logits = logits.div_(softcap).tanh_().mul_(softcap)
     if bias is not None:
         logits.add_(bias)

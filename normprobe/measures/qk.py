@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from normprobe import stats
@@ -22,13 +23,15 @@ class QKHandler(Handler):
 
     Args:
         product: where it is computed.
-        capped: whether a soft cap follows: the sampled rows of the product are kept, as no softmax shows them.
+        changed: whether a soft cap or a bias follows: the sampled rows of the product are kept, as no softmax shows
+            them.
         sample: the rows to keep, by the number of rows.
     """
 
-    def __init__(self, product: QKProduct, capped: bool, sample: Callable[[int], Tensor]) -> None:
-        self.product, self.capped, self.sample = product, capped, sample
+    def __init__(self, product: QKProduct, changed: bool, sample: Callable[[int], Tensor]) -> None:
+        self.product, self.changed, self.sample = product, changed, sample
         self.width = 0
+        self.dtype: torch.dtype | None = None
         self._norms: tuple[Tensor, Tensor] | None = None
         self._rows: Tensor | None = None
 
@@ -39,10 +42,15 @@ class QKHandler(Handler):
         self._norms = stats.norms(q), stats.norms(k.mT)
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
-        """Take the sampled rows of a product that will be capped."""
-        if self.capped and self.product.factor is not None:
+        """Take the sampled rows of a product that will be changed, without what it is added to at once (`baddbmm`)."""
+        self.dtype = output.dtype
+        if self.changed and self.product.factor is not None:
             rows = self.sample(output.shape[-2]).to(output.device)
-            self._rows = stats.widen(output.detach().index_select(-2, rows)) * self.product.factor
+            found = stats.widen(output.detach().index_select(-2, rows))
+            if "batch1" in arguments and (beta := arguments.get("beta", 1)):
+                added = arguments["self"].detach().expand(output.shape).index_select(-2, rows)
+                found = found - beta * stats.widen(added)
+            self._rows = found * self.product.factor
 
     def rms(
         self, logits_BHQT: Tensor, queries_BQ: Tensor | None, keys_BT: Tensor | None
@@ -63,6 +71,6 @@ class QKHandler(Handler):
         return (found[0], found[1]) if len(found) == 2 else (unknown, unknown)
 
     def rows(self, heads: int) -> Tensor | None:
-        """The sampled rows [B, H, R, T] of scaled q·kᵀ before a soft cap; they are given once."""
+        """The sampled rows [B, H, R, T] of scaled q·kᵀ before soft cap and bias; they are given once."""
         rows, self._rows = self._rows, None
         return None if rows is None else four_axes(rows, heads)

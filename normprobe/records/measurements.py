@@ -56,7 +56,8 @@ class HeadLogits(Record):
 
     Attributes:
         sampled_max: largest logit over the sampled query rows.
-        uncapped_max: the same before the soft cap; equal where there is none, None where it was not seen.
+        uncapped_max: the largest scaled q·kᵀ of these rows, before soft cap and bias; equal where there are none, None
+            where it was not seen.
         bound: an upper bound on every logit over all rows and keys: max|q|·max|k|·|scale| plus the largest mask
             bias where q and k were seen; the largest logit itself where the logits were.
         std: standard deviation of the unmasked logits in the sampled rows.
@@ -85,11 +86,13 @@ class HeadLogits(Record):
 
 
 class AttentionMeasure(Record):
-    """All heads of one attention site; `rows` query rows per head were looked at, padding left out."""
+    """All heads of one attention site; `rows` query rows per head were looked at, padding left out. `grid` is the
+    dtype to whose numbers the logits were rounded: a half one where they were cast wider for the softmax alone."""
 
     path: str
     basis: Basis
     rows: int
+    grid: str = "unknown"
     heads: tuple[HeadLogits, ...]
 
 

@@ -138,7 +138,7 @@ def _heads(heads: Sequence[HeadLogits]) -> Facts:
         f"standard deviation {spread([h.std for h in heads])}",
         *_known("RMS of q", [h.q_rms for h in heads]),
         *_known("RMS of k", [h.k_rms for h in heads]),
-        *_known("largest before the soft cap", [_uncapped(heads)]),
+        *_known("largest q·k", [_uncapped(heads)]),
     )
 
 
@@ -150,7 +150,7 @@ def _known(label: str, values: Sequence[float | None]) -> Iterator[str]:
 
 
 def _uncapped(heads: Sequence[HeadLogits]) -> float | None:
-    """The largest logit before a soft cap; None where no cap changes one."""
+    """The largest logit before soft cap and bias; None where neither changes one."""
     judged = [h for h in heads if h.uncapped_max != h.sampled_max and not math.isnan(h.sampled_max)]
     known = [h.uncapped_max for h in judged if h.uncapped_max is not None]
     return known[largest(known)] if known else None

@@ -286,16 +286,37 @@ def test_np401_leaves_a_nan_to_np504(heads: Any) -> None:
     assert (skipped.what, skipped.why) == ("NP401 unresolved-logits at blocks.0.attn", "a logit is NaN (NP504)")
 
 
-def test_np401_judges_logits_as_softmax_sees_them_with_a_position_bias() -> None:
-    (found,), skipped = judge("NP401", measured(b.site(biased=True), b.logits(71.0)))
+def test_np401_judges_logits_with_a_position_bias_where_a_half_precision_holds_the_sum() -> None:
+    (found,), skipped = judge(
+        "NP401", measured(b.site(biased=True), b.logits(71.0, dtype="bfloat16", uncapped_max=1.0))
+    )
     assert skipped == ()
-    assert found.message.startswith("logits with their position bias reach 71 in head 0")
+    assert found.message.startswith("logits with their position bias reach 71 in head 0, where neighbouring bfloat16")
+    cast = b.logits(71.0, uncapped_max=1.0).model_copy(update={"grid": "float16"})
+    (found,), _ = judge("NP401", measured(b.site(biased=True), cast))
+    assert "where neighbouring float16 numbers are 0.0625 apart" in found.message
+
+
+def test_np401_judges_products_alone_where_float32_holds_the_sum_with_a_position_bias() -> None:
+    site = b.site(biased=True)
+    assert judge("NP401", measured(site, b.logits(71.0, bound=71.0, uncapped_max=50.0))) == ((), ())
+    (found,), skipped = judge("NP401", measured(site, b.logits(20.0, uncapped_max=51.0)))
+    assert (found.value, found.message[:44], skipped) == (51.0, "logits without their position bias reach 51 ", ())
+    found_none, (skip,) = judge("NP401", measured(site, b.logits(71.0, uncapped_max=None)))
+    assert (found_none, skip.why) == ((), "its logits carry a position bias, q·k alone was not measured")
+    capped = b.site(biased=True, softcap=40.0)
+    assert judge("NP401", measured(capped, b.logits(71.0, uncapped_max=90.0))) == ((), ())
+
+
+def test_np401_judges_logits_as_they_are_where_nothing_is_added() -> None:
     (found,), _ = judge("NP401", measured(b.site(biased=False), b.logits(71.0)))
     assert found.message.startswith("logits reach 71 in head 0")
 
 
 def test_np401_takes_no_cap_for_a_bound_where_a_bias_is_added_after_it() -> None:
-    (found,), _ = judge("NP401", measured(b.site(biased=True, softcap=50.0), b.logits(49.0, bound=900.0)))
+    (found,), _ = judge(
+        "NP401", measured(b.site(biased=True, softcap=50.0), b.logits(49.0, bound=900.0, dtype="bfloat16"))
+    )
     assert (found.severity.value, found.value) == ("note", 900.0)
 
 

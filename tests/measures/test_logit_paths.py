@@ -49,8 +49,11 @@ def rows_of(logits_BHQT: Tensor, head: int, padding_BQ: Tensor | None = None) ->
     return found
 
 
-def assert_rows(head: HeadLogits, rows: list[Tensor], cap: float | None = None) -> None:
-    """The definitions of `HeadLogits`, a row at a time; `rows` hold the logits before a soft cap."""
+def assert_rows(
+    head: HeadLogits, rows: list[Tensor], cap: float | None = None, products: list[Tensor] | None = None
+) -> None:
+    """The definitions of `HeadLogits`, a row at a time; `rows` hold the logits before a soft cap, `products` those
+    without a bias."""
     capped = [row if cap is None else (cap * (row / cap).tanh()).where(row.isfinite(), row) for row in rows]
     seen = torch.cat([row[row > -math.inf] for row in capped])
     many = [row.softmax(-1) for row in capped if int((row > -math.inf).sum()) > 1]
@@ -59,7 +62,7 @@ def assert_rows(head: HeadLogits, rows: list[Tensor], cap: float | None = None) 
     assert head.std == pytest.approx(float(seen.std(correction=0)), rel=1e-5)
     assert head.entropy == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
     assert head.first_token == pytest.approx(sum(float(row.softmax(-1)[0]) for row in capped) / len(capped), rel=1e-5)
-    assert head.uncapped_max == pytest.approx(float(torch.cat(rows).max()), rel=1e-5)
+    assert head.uncapped_max == pytest.approx(float(torch.cat(products or rows).max()), rel=1e-5)
 
 
 def rms(x_BNHD: Tensor) -> float:
@@ -219,9 +222,9 @@ def test_flexible_attention_is_measured_through_its_own_functions(slope: float, 
     k = k.repeat_interleave(2, 1)
     place = torch.arange(T)
     slopes = slope * torch.arange(1, H + 1)[:, None, None] * (place - place[:, None])
-    logits = (q @ k.mT / math.sqrt(D) + slopes).masked_fill(~CAUSAL, -math.inf)
+    products = (q @ k.mT / math.sqrt(D)).masked_fill(~CAUSAL, -math.inf)
     for index, head in enumerate(heads_of(model)):
-        assert_rows(head, rows_of(logits, index), cap)
+        assert_rows(head, rows_of(products + slopes, index), cap, rows_of(products, index))
         assert head.bound == pytest.approx(head.sampled_max, rel=1e-6)
         assert head.q_rms == pytest.approx(rms(q[:, index]), rel=1e-5)
         assert head.k_rms == pytest.approx(rms(k[:, index]), rel=1e-5)

@@ -34,7 +34,7 @@ def reference(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, softcap: 
         key = k[:, head // (q.shape[1] // k.shape[1])].double()
         uncapped = q[:, head].double() @ key.mT * scale
         logits = uncapped if softcap is None else softcap * torch.tanh(uncapped / softcap)
-        uncapped = uncapped if bias is None else uncapped + bias.double()
+        uncapped = uncapped if bias is None else uncapped.masked_fill(bias == -INF, -INF)
         logits = (logits if bias is None else logits + bias.double()).reshape(-1, k.shape[2])
         kept = [row[row > -INF] for row in logits]
         many = [row for row in kept if len(row) > 1]

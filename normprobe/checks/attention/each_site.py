@@ -76,6 +76,12 @@ def rank(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
+def product(site: AttentionMeasure) -> float:
+    """The largest scaled q·k of a site over the sampled rows, without soft cap and bias; NaN where it was not seen."""
+    seen = [head.uncapped_max for head in site.heads if head.uncapped_max is not None]
+    return max(seen, key=rank) if len(seen) == len(site.heads) else math.nan
+
+
 def largest(site: AttentionMeasure) -> float:
     """The largest logit of a site over the sampled rows."""
     return max((head.sampled_max for head in site.heads), key=rank)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.attention.each_site import EachSiteCheck, Pair, largest, matched, rank, share
+from normprobe.checks.attention.each_site import EachSiteCheck, Pair, largest, matched, product, share
 from normprobe.checks.base import Needs, Outcome, Unit, limit, number
 from normprobe.records import Finding, ReportData, Severity
 
@@ -20,8 +20,8 @@ class QKNormAdvised(EachSiteCheck):
 
     The largest logit over the sampled rows of sites that have neither norms on queries and keys nor a soft cap, with
     the RMS of queries and keys where they were seen, and beside it what QK-Norm would allow: scale · head width,
-    which is √d at the usual scale, times the gains. Sites whose logits carry a position bias are skipped, since what
-    is large may be the bias.
+    which is √d at the usual scale, times the gains. Of sites whose logits carry a position bias q·k alone is judged;
+    they are skipped where it was not seen. Logits that are not finite are left to NP401 and NP504.
 
     ## Why it matters
 
@@ -59,30 +59,35 @@ class QKNormAdvised(EachSiteCheck):
         pairs = matched(data)
         yield from self.unmeasured(data, pairs)
         free = [pair for pair in pairs if pair.known and not any(s.qk_norm or s.softcap for s in pair.known)]
-        large = [pair for pair in free if self._large(largest(pair.measure))]
-        biased = [pair.measure.path for pair in large if any(site.biased for site in pair.known)]
-        if biased:
-            yield self.skip("the logits are large and carry a position bias, q·k alone was not measured", biased)
-        over = [pair for pair in large if not any(site.biased for site in pair.known)]
+        large = [pair for pair in free if self._large(largest(pair.measure)) or self._large(_size(pair))]
+        unseen = [pair.measure.path for pair in large if math.isnan(_size(pair))]
+        if unseen:
+            yield self.skip("the logits are large and carry a position bias, q·k alone was not measured", unseen)
+        over = [pair for pair in large if self._large(_size(pair))]
         if over:
             yield self._found(over, len(pairs))
 
     def _large(self, logit: float) -> bool:
-        return not math.isnan(logit) and self.exceeds(logit, self.max_logit)
+        return math.isfinite(logit) and self.exceeds(logit, self.max_logit)
 
     def _found(self, over: list[Pair], count: int) -> Finding:
-        worst = max(over, key=lambda pair: rank(largest(pair.measure)))
+        worst = max(over, key=_size)
         site = worst.known[0]
-        head = max(worst.measure.heads, key=lambda one: rank(one.sampled_max))
+        head = max(worst.measure.heads, key=lambda one: (one.uncapped_max or 0.0) if site.biased else one.sampled_max)
         told = head.q_rms is not None and head.k_rms is not None
         size = f", queries have RMS {number(head.q_rms or 0.0)}, keys {number(head.k_rms or 0.0)}" if told else ""
         allowed = None if site.scale is None else site.scale * site.head_dim
         normed = "" if allowed is None else f"; with QK-Norm at gains of 1 they reach {number(allowed)}"
         return self.finding(
             worst.measure.path,
-            f"logits reach {number(head.sampled_max)} in head {head.head} and nothing bounds them{size}{normed}"
-            f"{share(len(over), count, 'is', 'are')} so",
-            value=head.sampled_max,
+            f"logits{' without their position bias' if site.biased else ''} reach {number(_size(worst))} in head "
+            f"{head.head} and nothing bounds them{size}{normed}{share(len(over), count, 'is', 'are')} so",
+            value=_size(worst),
             against="max_logit",
             places=[pair.measure.path for pair in over],
         )
+
+
+def _size(pair: Pair) -> float:
+    """The largest logit of a site, without a position bias; NaN where that was not seen."""
+    return product(pair.measure) if any(site.biased for site in pair.known) else largest(pair.measure)

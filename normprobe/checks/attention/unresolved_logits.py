@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.attention.each_site import EachSiteCheck, Pair, largest, matched, rank, share
+from normprobe.checks.attention.each_site import EachSiteCheck, Pair, largest, matched, product, rank, share
 from normprobe.checks.base import Needs, Outcome, Unit, limit, number
-from normprobe.records import Finding, HeadLogits, ReportData, Severity
-from normprobe.theory import format_of
+from normprobe.records import Finding, ReportData, Severity
+from normprobe.theory import FORMATS, format_of
 
 
 @final
@@ -22,8 +22,9 @@ class UnresolvedLogits(EachSiteCheck):
     The largest attention logit of every head over the sampled query rows, after scale, soft-cap and mask.
     Where not all rows were looked at, also the bound max|q|·max|k|·|scale| (no more than the soft-cap): a
     note, when the bound alone exceeds the limit, since a larger logit cannot be ruled out. A NaN is no size: a
-    site with a logit that is NaN is left to NP504. A position bias (ALiBi, relative positions) is part of the
-    logits, as softmax sees them.
+    site with a logit that is NaN is left to NP504. Logits with a position bias (ALiBi, relative positions) are
+    judged as softmax sees them where they are numbers of a half precision; where the bias is added in
+    float32, which resolves the sum, q·k alone is judged, and sites that do not show it are skipped.
 
     ## Why it matters
 
@@ -64,26 +65,33 @@ class UnresolvedLogits(EachSiteCheck):
         lost = [pair.measure.path for pair in pairs if _lost(pair)]
         if lost:
             yield self.skip("a logit is NaN (NP504)", lost)
-        yield from self._judged([pair for pair in pairs if not _lost(pair)])
+        rest = [pair for pair in pairs if not _lost(pair)]
+        unseen = [p for p in rest if math.isnan(_size(p)) and self.exceeds(largest(p.measure), self.max_logit)]
+        if unseen:
+            why = "its logits carry a position bias, q·k alone was not measured"
+            yield self.skip(why, [pair.measure.path for pair in unseen])
+        yield from self._judged([pair for pair in rest if not math.isnan(_size(pair))], len(pairs))
 
-    def _judged(self, pairs: list[Pair]) -> Outcome:
-        over = [pair for pair in pairs if self.exceeds(largest(pair.measure), self.max_logit)]
+    def _judged(self, pairs: list[Pair], count: int) -> Outcome:
+        over = [pair for pair in pairs if self.exceeds(_size(pair), self.max_logit)]
         if over:
-            yield self._measured(over, len(pairs))
-        loose = [pair for pair in pairs if not pair.measure.basis.exact and self.exceeds(_bound(pair), self.max_logit)]
-        loose = [pair for pair in loose if not self.exceeds(largest(pair.measure), self.max_logit)]
+            yield self._measured(over, count)
+        loose = [pair for pair in pairs if pair not in over and not pair.measure.basis.exact and not _apart(pair)]
+        loose = [pair for pair in loose if self.exceeds(_bound(pair), self.max_logit)]
         if loose:
-            yield self._bounded(loose, len(pairs))
+            yield self._bounded(loose, count)
 
     def _measured(self, over: list[Pair], count: int) -> Finding:
-        pair = max(over, key=lambda one: rank(largest(one.measure)))
-        head = max(pair.measure.heads, key=lambda one: rank(one.sampled_max))
-        bias = " with their position bias" if any(site.biased for site in pair.known) else ""
+        pair = max(over, key=lambda one: rank(_size(one)))
+        size, apart = _size(pair), _apart(pair)
+        head = max(pair.measure.heads, key=lambda one: rank((one.uncapped_max or 0.0) if apart else one.sampled_max))
+        biased = any(site.biased for site in pair.known)
+        bias = f" {'without' if apart else 'with'} their position bias" if biased else ""
         return self.finding(
             pair.measure.path,
-            f"logits{bias} reach {number(head.sampled_max)} in head {head.head}{_grid(head, pair.measure.basis.dtype)}"
+            f"logits{bias} reach {number(size)} in head {head.head}{_grid(size, _dtype(pair))}"
             f"{share(len(over), count, 'exceeds', 'exceed')} the limit",
-            value=head.sampled_max,
+            value=size,
             against="max_logit",
             places=[one.measure.path for one in over],
         )
@@ -101,6 +109,24 @@ class UnresolvedLogits(EachSiteCheck):
         )
 
 
+def _dtype(pair: Pair) -> str:
+    return pair.measure.basis.dtype if pair.measure.grid == "unknown" else pair.measure.grid
+
+
+def _apart(pair: Pair) -> bool:
+    """Whether q·k is to be judged apart from a position bias: their sum is resolved."""
+    form = format_of(_dtype(pair))
+    return any(site.biased for site in pair.known) and (form is None or form.epsilon < FORMATS["float16"].epsilon)
+
+
+def _size(pair: Pair) -> float:
+    """The logit to judge; NaN where it was not seen."""
+    if not _apart(pair):
+        return largest(pair.measure)
+    caps = [math.inf if site.softcap is None else site.softcap for site in pair.known]
+    return min(product(pair.measure), max(caps))
+
+
 def _lost(pair: Pair) -> bool:
     return any(math.isnan(head.sampled_max) or math.isnan(head.bound) for head in pair.measure.heads)
 
@@ -113,8 +139,8 @@ def _bound(pair: Pair) -> float:
     return min(bound, softcap) if softcap is not None and math.isfinite(bound) else bound
 
 
-def _grid(head: HeadLogits, dtype: str) -> str:
+def _grid(size: float, dtype: str) -> str:
     form = format_of(dtype)
-    if form is None or not math.isfinite(head.sampled_max):
+    if form is None or not math.isfinite(size):
         return ""
-    return f", where neighbouring {form.name} numbers are {number(form.spacing(head.sampled_max))} apart"
+    return f", where neighbouring {form.name} numbers are {number(form.spacing(size))} apart"

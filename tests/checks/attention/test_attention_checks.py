@@ -309,5 +309,14 @@ def test_np405_passes_what_is_bounded(logit: float, facts: dict[str, Any]) -> No
 
 
 def test_np405_cannot_tell_a_bias_from_a_product() -> None:
-    found, (skipped,) = judge("NP405", attended(b.logits(90.0), sites=(b.site(biased=True),)))
+    sites = (b.site(biased=True),)
+    found, (skipped,) = judge("NP405", attended(b.logits(90.0, uncapped_max=None), sites=sites))
     assert (found, skipped.why) == ((), "the logits are large and carry a position bias, q·k alone was not measured")
+    assert judge("NP405", attended(b.logits(90.0, uncapped_max=25.0), sites=sites)) == ((), ())
+    (found,), _ = judge("NP405", attended(b.logits(12.0, uncapped_max=26.0), sites=sites))
+    assert (found.value, found.message[:44]) == (26.0, "logits without their position bias reach 26 ")
+
+
+@pytest.mark.parametrize("logit", [math.inf, NAN])
+def test_np405_advises_nothing_for_logits_that_are_not_finite(logit: float) -> None:
+    assert judge("NP405", attended(b.logits(logit, 3.0))) == ((), ())
