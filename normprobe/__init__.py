@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
     from normprobe.report.report import Report
-    from normprobe.rewrites import AddFinalNorm, Effect, Initialise, Plan, Proof, Rewrite, ToRMSNorm, UpcastNorms
+    from normprobe.rewrites import (
+        AddFinalNorm,
+        Effect,
+        Initialise,
+        Plan,
+        Proof,
+        QKClip,
+        Rewrite,
+        ToRMSNorm,
+        UpcastNorms,
+    )
     from normprobe.sweeping.check import coordinate_check
     from normprobe.sweeping.mup import parameter_groups
 
@@ -26,6 +36,7 @@ __all__ = [
     "Mending",
     "Plan",
     "Proof",
+    "QKClip",
     "Report",
     "Rewrite",
     "Settings",
@@ -45,7 +56,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Mending", "mend", "plan", "rewrite"), "normprobe.mending"),
     **dict.fromkeys(
-        ("AddFinalNorm", "Effect", "Initialise", "Plan", "Proof", "Rewrite", "ToRMSNorm", "UpcastNorms"),
+        ("AddFinalNorm", "Effect", "Initialise", "Plan", "Proof", "QKClip", "Rewrite", "ToRMSNorm", "UpcastNorms"),
         "normprobe.rewrites",
     ),
     "coordinate_check": "normprobe.sweeping.check",

@@ -6,6 +6,7 @@ from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
+from normprobe.rewrites.qk import QKClip
 from normprobe.rewrites.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.upcast_norms import UpcastNorms
 
@@ -16,6 +17,7 @@ __all__ = [
     "Initialise",
     "Plan",
     "Proof",
+    "QKClip",
     "Refusal",
     "Rewrite",
     "Site",

@@ -1,0 +1,181 @@
+"""Clip the attention logits of single heads through the weights of their queries and keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import nn
+
+from normprobe.capture.invoke import Inputs
+from normprobe.errors import RewriteError
+from normprobe.measures.forward import measure_signal
+from normprobe.records import Anatomy
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.beside import Around, beside
+from normprobe.rewrites.edits import bytes_of
+from normprobe.rewrites.qk.heads import Rows, own_keys, rows_of, scale, why_not
+
+Head = tuple[str, int]  # path of the attention, number of the head
+_ROUNDS = 8  # and one for each attention: clipping one layer moves the logits of later ones
+
+
+@final
+@dataclass(frozen=True)
+class QKClip(Rewrite):
+    """Heads whose largest attention logit on the given inputs exceeds a limit get smaller query and key weights.
+
+    Calibrated: such a head's logits are multiplied by limit / largest, half of it (as a root) on the rows of its
+    queries and half on those of its keys; where several heads share keys, on the queries alone. Every other row keeps
+    its bits. All query rows are looked at, and what clipping one layer does to later ones is taken into account. The
+    logits are those before a soft cap. Another function than before where a head was clipped: the proof says by how
+    much.
+
+    Source: Kimi Team 2025 (Kimi K2), sec. 2.1, where it runs after every step of training; here it runs once.
+
+    Attributes:
+        limit: largest logit that is left; 50 as NP401 has it.
+    """
+
+    name: ClassVar[str] = "QKClip"
+    limit: float = 50.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.limit) and self.limit > 0):
+            raise RewriteError("QKClip cannot be made", expected="a finite limit > 0", found=repr(self.limit))
+
+    @property
+    def effect(self) -> Effect:
+        """Calibrated."""
+        return Effect.CALIBRATED
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        return f"scales queries and keys of heads whose logits exceed {self.limit:g} down to it"
+
+    def sites(self, survey: Survey) -> Sites:
+        """One site for every parameter of which rows are scaled; the model is changed and put back to find them."""
+        if any(p.is_meta for p in survey.model.parameters()):
+            raise RewriteError("QKClip has to measure the logits", expected="a model with weights", found="device meta")
+        search = _Search.of(survey, self.limit)
+        with ExitStack() as undo:
+            search.run(undo)
+        refused = tuple(Refusal(path, why) for path, why in search.refused.items())
+        return Sites(tuple(_sites(survey, search.factors)), refused)
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Scale the rows of one parameter in place."""
+        scale(model, site.detail, undo)
+
+    def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
+        """Measure again; nothing moves.
+
+        Raises:
+            RewriteError: a clipped head still exceeds the limit by more than rounding.
+        """
+        search = _Search.of(Survey.of(model, inputs), self.limit)
+        left = list(search.over())
+        if left:
+            (path, head), largest = left[0]
+            raise RewriteError(
+                f"QKClip did not take hold at {path}, head {head}",
+                expected=f"logits up to {self.limit:g}",
+                found=f"{largest:.6g}",
+            )
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Nothing of the Anatomy changes; `fit` has held the logits against the limit."""
+        return
+
+
+class _Search:
+    """Clips, measures, and clips again until every head that can be clipped is within the limit."""
+
+    def __init__(self, survey: Survey, limit: float, reasons: Mapping[str, str | None]) -> None:
+        self.survey, self.limit, self.reasons = survey, limit, reasons
+        self.around: Around = beside(survey.anatomy, dict(survey.model.named_parameters()))
+        self.sites = {site.path: site for site in survey.anatomy.attention}
+        self.heads: dict[Head, float] = {}  # what their logits are multiplied by
+        self.refused: dict[str, str] = {}
+        self.factors: dict[Rows, float] = {}
+
+    @classmethod
+    def of(cls, survey: Survey, limit: float) -> _Search:
+        """With the reasons why the heads of a site cannot be clipped, by its path."""
+        named = dict(survey.model.named_parameters())
+        return cls(survey, limit, {s.path: why_not(survey.anatomy, s, named) for s in survey.anatomy.attention})
+
+    def run(self, undo: ExitStack) -> None:
+        """Find the heads that are clipped, and the `factors` of their rows; they end at the limit, neither above nor,
+        where clipping earlier layers has made their logits smaller, below it."""
+        for _ in range(_ROUNDS + len(self.sites)):
+            off = dict(self._off())
+            if not off:
+                return
+            for key, largest in off.items():
+                self.heads[key] = min(self.heads.get(key, 1.0) * self.limit / largest, 1.0)
+            undo.close()  # factors act on the weights as they were
+            self.factors = dict(self._rows())
+            scale(self.survey.model, self.factors, undo)
+        raise RewriteError(
+            f"QKClip found no factors in {_ROUNDS + len(self.sites)} rounds",
+            expected=f"logits up to {self.limit:g}",
+            found=", ".join(f"{path} head {head}: {value:.4g}" for (path, head), value in list(self._off())[:3]),
+        )
+
+    def over(self, found: Sequence[tuple[Head, float]] | None = None) -> Iterator[tuple[Head, float]]:
+        """Heads that can be clipped and whose largest logit is above the limit by more than rounding."""
+        for key, largest in self._largest() if found is None else found:
+            if largest > self.limit * (1 + self._rounding(key[0])):
+                why = self.reasons.get(key[0])
+                if why is None:
+                    yield key, largest
+                else:
+                    self.refused[key[0]] = why
+
+    def _off(self) -> Iterator[tuple[Head, float]]:
+        """Those, and clipped ones that are below the limit by more than rounding."""
+        found = list(self._largest())
+        yield from self.over(found)
+        for key, largest in found:
+            if self.heads.get(key, 1.0) < 1 and largest < self.limit * (1 - self._rounding(key[0])):
+                yield key, largest
+
+    def _largest(self) -> Iterator[tuple[Head, float]]:
+        survey = self.survey
+        measured, _ = measure_signal(survey.model, survey.inputs, survey.anatomy, exact=True)
+        for found in measured.attention:
+            for head in found.heads:
+                yield (found.path, head.head), head.sampled_max if head.uncapped_max is None else head.uncapped_max
+
+    def _rounding(self, path: str) -> float:
+        query = self.sites[path].columns.get("q")
+        dtype = torch.float32 if query is None else self.survey.model.get_parameter(query.parameter).dtype
+        return 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+    def _rows(self) -> Iterator[tuple[Rows, float]]:
+        for (path, head), clipped in self.heads.items():
+            if clipped == 1:
+                continue
+            site = self.sites[path]
+            both = own_keys(self.survey.anatomy, site)
+            factor = math.sqrt(clipped) if both else clipped
+            yield from ((rows, factor) for rows in rows_of(site.columns["q"], head, self.around))
+            if both:
+                yield from ((rows, factor) for rows in rows_of(site.columns["k"], head, self.around))
+
+
+def _sites(survey: Survey, factors: Mapping[Rows, float]) -> Iterator[Site]:
+    names = dict.fromkeys(rows.parameter for rows in factors)
+    for name in names:
+        path, _, own = name.rpartition(".")
+        mine = {rows: factor for rows, factor in factors.items() if rows.parameter == name}
+        rows = sum(stop - start for each in mine for start, stop in each.spans)
+        least = min(mine.values())
+        change = f"{own}: {rows} rows times {least:.3g} to {max(mine.values()):.3g}"
+        held = bytes_of(survey.model, (name,))
+        yield Site(path or ".", change, (name,), forward=False, undo_bytes=held, detail=mine)
