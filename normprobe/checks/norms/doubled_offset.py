@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.norms.gains import GainCheck, Stored
-from normprobe.records import Elements, Finding, ReportData, Severity
+from normprobe.checks.norms.gains import SEVERAL, GainCheck, Stored, looks_drawn
+from normprobe.records import Elements, Finding, NormSite, ReportData, Severity
+
+_KINDS = frozenset({"layernorm", "rmsnorm"})
+_ROLES = frozenset({"pre", "output", "post", "final", "embedding"})
 
 
 @final
 @dataclass(frozen=True)
 class DoubledOffset(GainCheck):
-    """A norm that applies 1 + w holds weights to which the 1 was already added.
+    """Norms hold weights of the other convention: the 1 of 1 + w is added twice, or never.
 
     ## What it measures
 
@@ -26,16 +29,20 @@ class DoubledOffset(GainCheck):
     while the others in its role are about 1. Gains that are what a fresh instance of the model's class starts with
     are passed: Nemotron, as transformers has it, starts with a w of 1.
 
+    And the gains of all layer and RMS norms on the stream that apply w as it is, where the weights do not look as
+    they were drawn (then it is NP109's): the elements lie on both sides of 0, as deviations from 1 do and gains do
+    not. It is said when it holds for all of them together.
+
     ## Why it matters
 
     File formats differ in what they keep: some checkpoints hold w, GGUF files hold 1 + w. A loader that mixes
-    the two up doubles the scale behind every norm. The model still runs, with text in mixed scripts or with
-    embeddings that are all alike.
+    the two up doubles the scale behind every norm, or leaves near to nothing of it with signs by chance. The model
+    still runs, with text in mixed scripts or with embeddings that are all alike.
 
     ## What to do
 
-    Subtract 1 from the norm weights once, or use a norm that applies w as it is. Compare the output with the
-    original.
+    Subtract 1 from the norm weights once, or use a norm that applies w as it is; where the 1 is missing, add it or
+    use a norm that applies 1 + w. Compare the output with the original.
 
     ## When to ignore it
 
@@ -54,9 +61,36 @@ class DoubledOffset(GainCheck):
     )
     least: float = limit(1.5, unit=Unit.ONE, source="choice: midway between the gain 1 and the doubled 2")
     near: float = limit(0.25, unit=Unit.ONE, source="choice: how far about 2, or about 1 for the others, still is")
+    mixed: float = limit(
+        0.1, unit=Unit.RATIO, source="choice: share of the rarer sign, ten times that of any norm of all-MiniLM-L6-v2"
+    )
 
     def judge(self, norms: Sequence[Stored], data: ReportData) -> Outcome:
-        """Yield one finding for all norms, or one for each that stands out."""
+        """Yield one finding for all norms of a form, or one for each that stands out."""
+        if not looks_drawn(data):
+            yield from self._never(norms)
+        yield from self._twice(norms)
+
+    def _never(self, norms: Sequence[Stored]) -> Iterator[Finding]:
+        held = [(n, n.known.gain) for n in norms if _plain(n.site) and n.known.gain is not None]
+        pairs = [(norm, gain) for norm, gain in held if not gain.non_finite]
+        count = sum(gain.count for _, gain in pairs)
+        below = sum(gain.negative for _, gain in pairs)
+        zeros = sum(gain.zeros for _, gain in pairs)
+        rarer = min(below, count - below - zeros)
+        if count < SEVERAL or not self.exceeds(rarer / count, self.mixed):
+            return
+        typical = statistics.median(gain.typical for _, gain in pairs)
+        yield self.finding(
+            pairs[0][0].site.path,
+            f"these norms apply w as it is, and {below} of {count} elements are below 0, of a size of about "
+            f"{number(typical)}: as if they were deviations from 1, which was never added",
+            value=rarer / count,
+            against="mixed",
+            places=[norm.site.path for norm, _ in pairs],
+        )
+
+    def _twice(self, norms: Sequence[Stored]) -> Iterator[Finding]:
         held = [(n, n.known.gain) for n in norms if n.known.one_plus and n.known.gain is not None]
         pairs = [(norm, gain) for norm, gain in held if not gain.non_finite and not _at_start(norm)]
         if not pairs:
@@ -102,3 +136,8 @@ class DoubledOffset(GainCheck):
 def _at_start(norm: Stored) -> bool:
     """Whether the gain is what a fresh instance of the model's class has."""
     return norm.known.start is not None and norm.known.gain is not None and norm.known.gain.constant == norm.known.start
+
+
+def _plain(norm: NormSite) -> bool:
+    """Whether a norm on a stream applies w as it is; gains of batch norms and inside branches may be trained away."""
+    return norm.affine in ("weight", "weight+bias") and norm.kind in _KINDS and norm.role in _ROLES

@@ -1,4 +1,4 @@
-"""NP112: 1 added twice, on records and on a model that starts so."""
+"""NP112: 1 added twice or never, on records and on a model that starts so."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import normprobe
 from normprobe.checks import find, run
 from normprobe.records import Elements, Finding, NormSite
 from tests.checks import builders as b
+from tests.faults.operators.norms import look_trained
+from tests.models import gpt2
 
 
-def judge(*gains: Any, norms: tuple[NormSite, ...] | None = None) -> tuple[Finding, ...]:
-    found, skipped = run(b.document(norms=norms, norm_gains=gains), [find("NP112")])
+def judge(*gains: Any, norms: tuple[NormSite, ...] | None = None, drawn: float = 0.2) -> tuple[Finding, ...]:
+    found, skipped = run(b.document(norms=norms, norm_gains=gains, init=b.init(drawn=drawn)), [find("NP112")])
     assert skipped == ()
     return found
 
@@ -45,6 +47,21 @@ def test_np112_is_as_sure_as_the_values(held: Elements, start: float | None, sev
         b.gain(path, held, one_plus=True).model_copy(update={"start": start}) for path in ("blocks.0.norm", "norm")
     ]
     assert [f.severity.value for f in judge(*gains)] == severities
+
+
+@pytest.mark.parametrize(("below", "zeros", "found"), [(8, 0, 1), (14, 0, 1), (1, 0, 0), (15, 0, 0), (8, 8, 0)])
+def test_np112_for_a_1_that_was_never_added(below: int, zeros: int, found: int) -> None:
+    """The rarer of the two signs decides, and all norms together."""
+    held = b.elements(value=0.0, negative=below, stored_negative=below, typical=0.04, peak=0.2, zeros=zeros)
+    gains = [b.gain(path, held) for path in ("blocks.0.norm", "norm")]
+    norms = tuple(map(b.norm, ("blocks.0.norm", "norm")))
+    assert [f.places for f in judge(*gains, norms=norms)] == [("blocks.0.norm", "norm")] * found
+    few = [gains[0], *(b.gain(f"more.{i}", b.moved()) for i in range(9))]
+    wide = (norms[0], *(b.norm(f"more.{i}") for i in range(9)))
+    assert judge(*few, norms=wide) == ()
+    for other in ({"kind": "batchnorm"}, {"role": "inner"}, {"affine": "other"}, {"role": "query"}):
+        assert judge(*gains, norms=tuple(n.model_copy(update=other) for n in norms)) == ()
+    assert judge(*gains, norms=norms, drawn=1.0) == ()  # NP109's
 
 
 def test_np112_for_the_one_that_stands_out() -> None:
@@ -79,3 +96,15 @@ def test_np112_passes_what_the_class_starts_with(level: Any) -> None:
         model.get_parameter(norm.weight or "").data.add_(1.0)
     (found,) = [f for f in normprobe.probe(model, inputs, level=level).findings if f.code == "NP112"]
     assert (found.severity.value, found.value, len(found.places)) == ("warning", 3.0, 5)
+
+
+def test_np112_tells_weights_of_1_plus_w_in_norms_that_apply_w() -> None:
+    model, inputs = gpt2()
+    anatomy = normprobe.probe(model, inputs, level="structure").anatomy
+    look_trained(model, anatomy, inputs)
+    for shift, expected in ((0.0, []), (-1.0, ["NP112"])):
+        for norm in anatomy.norms:
+            model.get_parameter(norm.weight or "").data.add_(shift)
+        report = normprobe.probe(model, inputs)
+        assert [f.code for f in report.findings if f.code[:4] == "NP11" and f.severity.value != "note"] == expected
+    assert len(report.findings[0].places) == 5
