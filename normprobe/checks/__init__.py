@@ -1,9 +1,9 @@
 """The checks: what normprobe can say about a model, one file each."""
 
-from normprobe.checks.base import Check, Limit, Needs, Outcome, Unit, limit
+from normprobe.checks.base import Check, Limit, Needs, Outcome, SweepCheck, Unit, limit
 from normprobe.checks.catalogue import ALL, documentation, explain, find, matching, rules, run
 from normprobe.checks.configuration import load_settings
-from normprobe.checks.judging import chosen_checks, judged, placed
+from normprobe.checks.judging import chosen_checks, judged, judged_sweep, placed
 
 __all__ = [
     "ALL",
@@ -11,12 +11,14 @@ __all__ = [
     "Limit",
     "Needs",
     "Outcome",
+    "SweepCheck",
     "Unit",
     "chosen_checks",
     "documentation",
     "explain",
     "find",
     "judged",
+    "judged_sweep",
     "limit",
     "load_settings",
     "matching",

@@ -17,6 +17,7 @@ from enum import Enum, Flag, auto
 from typing import ClassVar, TypeAlias
 
 from normprobe.records import Finding, ReportData, Severity, Skipped
+from normprobe.records.sweep import SweepReport
 
 Outcome: TypeAlias = Iterator[Finding | Skipped]
 
@@ -35,6 +36,7 @@ class Needs(Flag):
     BACKWARD = auto()
     OPTIMIZER = auto()
     CONFIG = auto()
+    SWEEP = auto()
 
     def words(self) -> list[str]:
         """The names of the flags that are set, in lower case and in the order of their declaration."""
@@ -207,3 +209,18 @@ class Check(ABC):
         paths = list(dict.fromkeys(places))
         named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
         return Skipped(what=f"{self.code} {self.name}" + (f" at {named}" if paths else ""), why=why, unasked=unasked)
+
+
+@dataclass(frozen=True)
+class SweepCheck(Check):
+    """Base of a check of several models of different sizes: `normprobe sweep` asks it, an audit of one does not."""
+
+    needs: ClassVar[Needs] = Needs.SWEEP
+
+    def check(self, data: ReportData) -> Outcome:
+        """Nothing: one model says nothing of others."""
+        yield from ()
+
+    @abstractmethod
+    def judge(self, sweep: SweepReport) -> Outcome:
+        """Yield what was found in a sweep, and what could not be looked at."""

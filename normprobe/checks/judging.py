@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-from normprobe.checks.base import Check
+from normprobe.checks.base import Check, SweepCheck
 from normprobe.checks.catalogue import ALL, find, matching, ranked
 from normprobe.checks.toml_lines import dotted
 from normprobe.errors import SettingError
 from normprobe.records import Finding, Ignored, ReportData, Settings, Skipped
+from normprobe.records.sweep import SweepReport
 
 Line: TypeAlias = Callable[[Sequence[str | int]], str]
 _PARENT = re.compile(r"[.#]")  # a module ends before a dot, an operation inside it begins with #
@@ -34,18 +35,40 @@ def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) 
     """
     checks = tuple(checks)
     chosen, ignored = chosen_checks(settings, checks)
-    outcomes = [outcome for check in chosen for outcome in check.run(data)]
+    asked = [check for check in chosen if not isinstance(check, SweepCheck)]
+    outcomes = [outcome for check in asked for outcome in check.run(data)]
     findings, silenced = _heard([one for one in outcomes if isinstance(one, Finding)], _silences(settings, checks))
     others = (one for one in data.skipped if not _of_check(one))
     skipped = (*others, *(one for one in outcomes if isinstance(one, Skipped)))
     said = {
         "settings": settings,
-        "checks": tuple(check.code for check in chosen),
+        "checks": tuple(check.code for check in asked),
         "findings": ranked(findings),
         "ignored": (*ignored, *silenced),
         "skipped": tuple(dict.fromkeys(skipped)),
     }
     return data.model_copy(update=said)
+
+
+def judged_sweep(sweep: SweepReport, settings: Settings, checks: Iterable[Check] = ALL) -> SweepReport:
+    """`sweep` with what the checks of sweeps say of it under `settings`, in place of what was said of it before.
+
+    Raises:
+        SettingError: the settings name a check or a limit that does not exist.
+    """
+    checks = tuple(checks)
+    chosen, ignored = chosen_checks(settings, checks)
+    asked = [check for check in chosen if isinstance(check, SweepCheck)]
+    outcomes = [outcome for check in asked for outcome in check.judge(sweep)]
+    findings, silenced = _heard([one for one in outcomes if isinstance(one, Finding)], _silences(settings, checks))
+    own = {check.code for check in checks if isinstance(check, SweepCheck)}
+    said = {
+        "checks": tuple(check.code for check in asked),
+        "findings": ranked(findings),
+        "ignored": (*(one for one in ignored if one.code in own), *silenced),
+        "skipped": tuple(one for one in outcomes if isinstance(one, Skipped)),
+    }
+    return sweep.model_copy(update=said)
 
 
 def _heard(findings: list[Finding], silent: list[tuple[str, set[str]]]) -> tuple[list[Finding], list[Ignored]]:

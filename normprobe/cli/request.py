@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normprobe.checks import chosen_checks, load_settings, matching, placed
@@ -94,16 +95,12 @@ class Request:
             SettingError: the file cannot be read, the file or an option names what does not exist, or no check is left,
                 by which any model would be clean.
         """
-        if self.config is not None and self.isolated:
-            raise SettingError("--config and --isolated exclude each other", hint="leave one of them out")
-        known = Settings() if self.isolated else load_settings(self.config)
+        known = known_settings(self.config, self.fail_on, isolated=self.isolated)
         given: dict[str, Any] = {}
         if self.select is not None:
             given = {"select": _checks(self.select, "--select"), "ignore": ()}
         if self.ignore is not None:
             given["ignore"] = (*given.get("ignore", known.ignore), *_checks(self.ignore, "--ignore"))
-        if self.fail_on is not None:
-            given["fail_on"] = self.fail_on.value
         judge_by = known.model_copy(update=given)
         if not chosen_checks(judge_by)[0]:
             found = f"select: {', '.join(judge_by.select) or 'all'}; ignore: {', '.join(judge_by.ignore)}"
@@ -132,6 +129,18 @@ class Request:
             batch=self.batch,
             seed=self.seed,
         )
+
+
+def known_settings(config: Path | None, fail_on: opt.FailChoice | None, *, isolated: bool) -> Settings:
+    """The settings of the file, and over them from which severity on a run fails.
+
+    Raises:
+        SettingError: the file cannot be read, or names what does not exist.
+    """
+    if config is not None and isolated:
+        raise SettingError("--config and --isolated exclude each other", hint="leave one of them out")
+    known = Settings() if isolated else load_settings(config)
+    return known if fail_on is None else known.model_copy(update={"fail_on": fail_on.value})
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -14,10 +14,13 @@ from rich.text import Text
 
 from normprobe.cli import options as opt
 from normprobe.cli.interrupt import at_once
-from normprobe.cli.outcome import outcome
+from normprobe.cli.outcome import CLEAN, FINDINGS, outcome
 from normprobe.cli.output import put, quiet_stdout, show
 from normprobe.cli.progress import Advance, progress
+from normprobe.cli.request import known_settings
 from normprobe.errors import SettingError
+from normprobe.records import ReportData, Settings
+from normprobe.report.terminal import TerminalFindings
 from normprobe.report.wording import number
 
 if TYPE_CHECKING:
@@ -52,23 +55,29 @@ def sweep(
     seed: opt.Seed = 0,
     trust_remote_code: opt.TrustRemoteCode = False,
     format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the answer.")] = opt.TableChoice.RICH,
+    fail_on: opt.FailOption = None,
+    config: opt.Config = None,
+    isolated: opt.Isolated = False,
     debug: opt.Debug = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Train a model at several widths for a few steps, and say which outputs grow or vanish with the width.
 
     TARGET is a configuration (folder, config.json, hub id, or model type), or a factory that takes the size.
-    Weights are random. Exit code 2: it could not run.
+    Weights are random. Exit code 0: no finding at or above --fail-on. 1: one or more. 2: it could not run.
     """
     with outcome(debug=debug):
+        settings = known_settings(config, fail_on, isolated=isolated)
         axis: Axis = "depth" if depths else "width"
         sizes, rates = _sizes(widths, depths), _rates(lr)
         with progress(quiet=quiet) as advance, quiet_stdout():
-            found = _swept(target, axis, sizes, rates, steps, seed, trust_remote_code, advance)
+            found = _swept(target, axis, sizes, rates, steps, seed, trust_remote_code, settings, advance)
         if format is opt.TableChoice.JSON:
             put(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
         else:
             show(Group(*_parts(found)))
+        failed = any(finding.fails(settings.fail_on) for finding in found.findings)
+        raise typer.Exit(FINDINGS if failed else CLEAN)
 
 
 def _swept(
@@ -79,6 +88,7 @@ def _swept(
     steps: int,
     seed: int,
     trust_remote_code: bool,
+    settings: Settings,
     advance: Advance | None,
 ) -> SweepReport:
     """The sweep; of several rates the one in the middle serves the coordinate check."""
@@ -93,6 +103,7 @@ def _swept(
         lr=rates[len(rates) // 2],
         lrs=rates if len(rates) > 1 else (),
         seed=seed,
+        settings=settings,
         progress=advance,
     )
     return found.model_copy(update={"notes": (*notes, *found.notes)})
@@ -160,6 +171,8 @@ def _parts(found: SweepReport) -> Iterator[RenderableType]:
         yield Text(_EXPECTED, style="dim")
     for note in found.notes:
         yield Text(note, style="dim")
+    said = {"findings": found.findings, "ignored": found.ignored, "skipped": found.skipped}
+    yield TerminalFindings(ReportData.model_validate(said))
 
 
 def _modules(one: Sweep, axis: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from normprobe.records.base import Record
+from normprobe.records.report import Finding, Ignored, Skipped
 
 Axis = Literal["width", "depth"]
 Parametrisation = Literal["standard", "mup"]
@@ -66,6 +67,8 @@ class SweepReport(Record):
         seed: of initialisation and inputs.
         sweeps: standard parametrisation, and for widths muP (Yang et al. 2022, table 3 and appendix D.1).
         notes: what could not be told, such as the role of a parameter.
+        checks: codes of the checks that judged it; `findings`, `ignored` and `skipped` are what they said, as in a
+            report.
     """
 
     axis: Axis
@@ -77,3 +80,7 @@ class SweepReport(Record):
     seed: int
     sweeps: tuple[Sweep, ...]
     notes: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+    skipped: tuple[Skipped, ...] = ()

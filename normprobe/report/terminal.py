@@ -49,10 +49,30 @@ class TerminalReport:
             yield from chart_lines(page, chart)
         for table in tables(self.data):
             yield from table_lines(page, table)
-        yield from _findings(page, self.data)
-        yield from _listed(page, "Notes", [Text(page.text(note)) for note in self.data.notes])
-        yield from _listed(page, "Not looked at", _reasons(page, _skips(page, self.data)))
-        yield from _listed(page, "Left out by the settings", _reasons(page, left_out(self.data)))
+        yield from _judged(page, self.data)
+
+
+@dataclass(frozen=True)
+class TerminalFindings:
+    """The findings alone, with what was not looked at and what the settings left out.
+
+    Args:
+        data: a document that holds them.
+    """
+
+    data: ReportData
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = Page(min(options.max_width, WIDEST), plain=options.ascii_only)
+        for part in _judged(page, self.data):
+            yield from console.render(part, options.update(width=page.width))
+
+
+def _judged(page: Page, data: ReportData) -> Iterator[RenderableType]:
+    yield from _findings(page, data)
+    yield from _listed(page, "Notes", [Text(page.text(note)) for note in data.notes])
+    yield from _listed(page, "Not looked at", _reasons(page, _skips(page, data)))
+    yield from _listed(page, "Left out by the settings", _reasons(page, left_out(data)))
 
 
 def _verdict(page: Page, data: ReportData) -> Iterator[RenderableType]:

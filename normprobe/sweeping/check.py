@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from normprobe import checks
 from normprobe.anatomy.build import read
 from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
@@ -20,7 +21,7 @@ from normprobe.capture.recorder import record
 from normprobe.errors import NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
 from normprobe.measures.loss import LossFunction, training_loss_of
-from normprobe.records import Anatomy
+from normprobe.records import Anatomy, Settings
 from normprobe.records.sweep import (
     SLOPE_LIMIT,
     Axis,
@@ -49,6 +50,7 @@ def coordinate_check(
     lrs: Sequence[float] = (),
     loss: LossFunction | None = None,
     seed: int = 0,
+    settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> SweepReport:
     """Train the same model at several widths for a few steps, and say which outputs grow or vanish with the width.
@@ -68,13 +70,16 @@ def coordinate_check(
         loss: `loss(output, inputs)`; else that of `probe`, but where it takes the mean square of the first output the
             mean squared distance from unit normal noise (`training_loss_of`). The report names it.
         seed: of initialisation and made inputs.
+        settings: as in `probe`; NP607 is the check that judges sweeps.
         progress: called as `progress(stage, done, total)`.
 
     Raises:
-        SettingError: fewer than two sizes, or numbers that make no sense.
+        SettingError: fewer than two sizes, numbers that make no sense, an unknown check or limit.
     """
     sizes = tuple(sorted(set(widths)))
+    settings = settings or Settings()
     _check(sizes, steps, (lr, *lrs))
+    checks.chosen_checks(settings)
     runs = _Runs(factory, sizes, steps, loss, seed, progress or (lambda stage, done, total: None))
     kinds: tuple[Parametrisation, ...] = ("standard", "mup") if axis == "width" else ("standard",)
     with torch.random.fork_rng(devices=()):
@@ -82,9 +87,10 @@ def coordinate_check(
             Sweep(parametrisation=kind, modules=runs.modules(kind, lr), rates=runs.rates(kind, lrs)) for kind in kinds
         )
     notes = tuple(dict.fromkeys(runs.notes))
-    return SweepReport(
+    found = SweepReport(
         axis=axis, sizes=sizes, steps=steps, lr=lr, loss=runs.named, seed=seed, sweeps=sweeps, notes=notes
     )
+    return checks.judged_sweep(found, settings)
 
 
 def _check(sizes: Sequence[int], steps: int, lrs: Sequence[float]) -> None:

@@ -6,6 +6,7 @@ from normprobe.checks.initialisation.constant_weight import ConstantWeight
 from normprobe.checks.initialisation.linear_gain_before_relu import LinearGainBeforeReLU
 from normprobe.checks.initialisation.recipe_not_applied import RecipeNotApplied
 from normprobe.checks.initialisation.unscaled_writers import UnscaledWriters
+from normprobe.checks.initialisation.width_dependent import WidthDependent
 from normprobe.checks.initialisation.wrong_fan import WrongFan
 
 ALL: tuple[Check, ...] = (
@@ -15,4 +16,5 @@ ALL: tuple[Check, ...] = (
     WrongFan(),
     ConstantWeight(),
     BlockedGradient(),
+    WidthDependent(),
 )

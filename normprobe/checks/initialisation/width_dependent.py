@@ -1,0 +1,101 @@
+"""NP607."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+from normprobe.checks.base import Outcome, SweepCheck, Unit, limit, number
+from normprobe.records import Finding, Severity
+from normprobe.records.sweep import ModuleScale, SweepReport
+
+_CHOICE = "choice: below 1/2, the smallest exponent that theory knows; sound sweeps of 3 widths gave 0.38"
+
+
+@final
+@dataclass(frozen=True)
+class WidthDependent(SweepCheck):
+    """What a module gives, or how far a step moves it, depends on the width of the model.
+
+    ## What it measures
+
+    In `normprobe sweep TARGET --widths …` or `normprobe.coordinate_check`: the exponents, by width, of the RMS of
+    every module's output after a few steps of Adam, and of how far these steps moved it. Under muP (normprobe's
+    parameter groups and initial scales) both should be 0 but for readouts, which start smaller. A warning: an
+    output or its movement grows there from width to width, or its movement shrinks; or it is not finite at a width.
+    Under the standard parametrisation growth is what theory expects; it is a note. A sweep over depths is not
+    judged.
+
+    ## Why it matters
+
+    Where outputs move by an amount that depends on the width, a learning rate that was tuned on a small model is
+    too large for a wide one, or leaves a part of it as it was drawn. muP makes all of it transfer; one factor that
+    it does not know of is enough to lose that.
+
+    ## What to do
+
+    For the warning: look for a factor of the width that no parameter holds, at the first place: embeddings times
+    √width, sums over features, attention scaled by 1/√d where heads grow, a multiplier on the logits. Divide it out,
+    relative to the base width. For the note: train with `normprobe.parameter_groups` and the initial scales that it
+    names, or tune the rate at every width.
+
+    ## When to ignore it
+
+    When models of one width alone are trained. Three widths below 64 fluctuate nearly as much as the limit.
+
+    ## References
+
+    Yang et al. 2022 (Tensor Programs V), table 3 and appendix D.1 (the coordinate check).
+    """
+
+    code, name, severity, since = "NP607", "width-dependent", Severity.WARNING, "0.1.0"
+
+    grows: float = limit(0.4, unit=Unit.ONE, source=_CHOICE)
+    vanishes: float = limit(-0.4, unit=Unit.ONE, source=_CHOICE)
+
+    def judge(self, sweep: SweepReport) -> Outcome:
+        """Yield one finding for what grows under each parametrisation, and one for what vanishes under muP."""
+        if sweep.axis != "width":
+            yield self.skip("the sweep is over depths")
+            return
+        for one in sweep.sweeps:
+            standard = one.parametrisation == "standard"
+            exponents = {row.path: self._exponent(row) for row in one.modules}
+            grown = [row for row in one.modules if self.exceeds(exponents[row.path], self.grows)]
+            if grown:
+                worst = max(exponents[row.path] for row in grown)
+                yield self._found(grown, len(exponents), worst, "grows", standard=standard)
+            gone = [row for row in one.modules if row not in grown and _falls(row.update, row.update_slope)]
+            gone = [row for row in gone if self.exceeds(row.update_slope, least=self.vanishes)]
+            if gone and not standard:
+                worst = min(row.update_slope for row in gone)
+                yield self._found(gone, len(exponents), worst, "vanishes", standard=False)
+
+    @staticmethod
+    def _exponent(row: ModuleScale) -> float:
+        """The larger exponent of what rises from each width to the next; infinite where an output is not finite."""
+        if not all(map(math.isfinite, row.activation)):
+            return math.inf
+        pairs = (row.activation, row.activation_slope), (row.update, row.update_slope)
+        return max((slope for values, slope in pairs if _falls(values[::-1], -slope)), default=0.0)
+
+    def _found(self, rows: Sequence[ModuleScale], known: int, worst: float, against: str, *, standard: bool) -> Finding:
+        what = "give or move by more" if against == "grows" else "move by less"
+        under = "the standard parametrisation" if standard else "muP"
+        return self.finding(
+            rows[0].path,
+            f"under {under} {len(rows)} of {known} modules {what} the wider the model is, by width^{number(worst)} at "
+            "most" + (": a learning rate tuned at one width does not serve another" if standard else ""),
+            value=worst,
+            against=against,
+            severity=Severity.NOTE if standard else Severity.WARNING,
+            places=[row.path for row in rows],
+        )
+
+
+def _falls(values: Sequence[float], slope: float) -> bool:
+    """Whether there is a slope, and each value is below the one before."""
+    return not math.isnan(slope) and all(later < earlier for earlier, later in pairwise(values))
