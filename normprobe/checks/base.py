@@ -25,6 +25,7 @@ Outcome: TypeAlias = Iterator[Finding | Skipped]
 SIGNAL = "the signal (--level forward)"
 GRADIENTS = "gradients (--backward)"
 OPTIMISER = "an optimiser (--optimizer)"
+COST = "what norms cost (--measures cost)"
 
 
 class Needs(Flag):

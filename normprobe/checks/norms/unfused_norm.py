@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.checks.base import COST, Check, Needs, Outcome, Unit, limit, number
 from normprobe.records import NormSite, ReportData, Severity
 
 _SAME = {
@@ -63,7 +63,8 @@ class UnfusedNorm(Check):
         if not data.anatomy.norms:
             yield self.skip("no norm was found")
         if cost is None and sites:
-            yield self.skip('what norms cost was not measured: ask for the measure "cost"', sites)
+            why = 'what norms cost was not measured: ask for the measure "cost"'
+            yield self.skip(why, sites, unasked=COST)
         if cost is None:
             return
         plain = [(row, sites[row.path]) for row in cost.norms if row.path in sites]
