@@ -105,7 +105,7 @@ def _measure(site: WeightSite, found: Fit, names: tuple[str, ...], dtype: str) -
         gain=gain,
         gain_back=found.std * site.fan_out**0.5,
         followed_by=site.followed_by,
-        moment=None if site.kind == "embedding" else second_moment(site.followed_by, gain),
+        moment=None if site.kind == "embedding" else second_moment(site.followed_by, gain, site.slope),
         recipes=names,
         basis=Basis(unit="1", dtype=dtype, count=found.count, exact=found.exact),
     )

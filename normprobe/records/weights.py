@@ -65,6 +65,9 @@ class WeightSite(Record):
         operand: which of the two factors of the product holds it, or of the two operands of a convolution or lookup.
         followed_by: what the product passes first besides biases, views, casts and constant factors; an activation
             that consists of several operations is told by what they compute together.
+        slope: of a leaky ReLU that follows, the slope below 0; else None.
+        source: the weight whose product it reads past biases, views, poolings and activations alone; None where a norm,
+            a factor or another signal comes between, or no weight comes before.
         site: where it is used first.
     """
 
@@ -79,4 +82,6 @@ class WeightSite(Record):
     kind: Literal["linear", "conv", "embedding", "experts"]
     operand: Literal[0, 1]
     followed_by: Follower = "unknown"
+    slope: float | None = None
+    source: str | None = None
     site: OpSite

@@ -187,8 +187,7 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP503": lambda: b.document(gradients=b.gradients(sizes=(200.0, 0.1))),
     "NP504": lambda: b.document(output_finite=False),
     "NP601": lambda: b.document(
-        norms=(),
-        streams=(),
+        weights=tuple(b.weight_site(f"{i}.weight", source=f"{i - 1}.weight") for i in range(5)),
         init=b.drawn(*(b.weight(f"{i}.weight", followed_by="relu", moment=0.5) for i in range(5))),
     ),
     "NP602": lambda: b.unscaled(24),

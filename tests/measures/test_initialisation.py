@@ -233,6 +233,7 @@ def test_second_moments_known_in_closed_form_or_not_at_all() -> None:
     assert second_moment("relu", math.sqrt(2)) == pytest.approx(1.0)
     assert second_moment("relu", 1.0) == 0.5
     assert math.isnan(second_moment("gelu", math.nan) or 0.0)
+    assert second_moment("leaky_relu", math.sqrt(2 / 1.04), 0.2) == pytest.approx(1.0)
     assert [second_moment(name, 1.0) for name in ("norm", "softmax", "gate", "leaky_relu", "unknown")] == 5 * [None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +30,19 @@ _KNOWN: Mapping[Follower, Callable[[Tensor], Tensor]] = {
 }
 
 
-def follower(flow: Flow, product: Step) -> Follower:
+class Activation(NamedTuple):
+    """A known function; `slope` is that of a leaky ReLU below 0, else None."""
+
+    name: Follower
+    slope: float | None = None
+
+
+def follower(flow: Flow, product: Step) -> Activation:
     """What the output of `product` passes first besides biases, views, casts and constant factors.
 
     Of several ways an activation tells more than the gate beside it, and anything more than an add or a product.
     """
-    found: set[Follower] = set()
+    found: dict[Follower, float | None] = {}
     todo, seen = list(product.outputs), set(product.outputs)
     while todo:
         value = todo.pop()
@@ -44,30 +51,40 @@ def follower(flow: Flow, product: Step) -> Follower:
         acting = len(readers) > 1 or any(s.role in (Role.ACT, Role.GATE) for s in readers)
         known = _activation(flow, value, readers) if acting else None
         if known is not None:
-            found.add(known)
+            found[known.name] = known.slope
             continue
-        found.update(_NAMES.get(s.role, "unknown" if s.role is Role.ACT else "none") for s in bending)
+        found |= {_NAMES.get(s.role, "unknown" if s.role is Role.ACT else "none"): None for s in bending}
         fresh = [v for s in readers if s.role in LIGHT for v in s.outputs if v not in seen]
         seen.update(fresh)
         todo += fresh
     for idle in ("none", "gate"):
         if len(found) > 1:
-            found.discard(idle)
-    return found.pop() if len(found) == 1 else "unknown" if found else "none"
+            found.pop(idle, None)
+    return Activation(*found.popitem()) if len(found) == 1 else Activation("unknown" if found else "none")
 
 
-def _activation(flow: Flow, value: int, readers: list[Step]) -> Follower | None:
+def activated(flow: Flow, value: int) -> tuple[int, ...]:
+    """What holds a known function of `value`; nothing where none is computed of it."""
+    readers = flow.readers(value)
+    if all(s.role is Role.ACT and len(s.inputs) == 1 for s in readers):
+        known = _activation(flow, value, readers) if readers else None
+        return () if known is None else tuple(s.outputs[0] for s in readers)
+    known, held = _computed(flow, value)
+    return () if known is None else (held,)
+
+
+def _activation(flow: Flow, value: int, readers: list[Step]) -> Activation | None:
     """The known function that pointwise operations on a value compute, the last one in time; None where none fits.
 
     Of one operation it is remembered, where that has the same arguments again."""
     key = ("activation", tuple((s.node.op, repr(s.node.args[1:]), len(s.inputs)) for s in readers))
     single = all(s.role is Role.ACT and len(s.inputs) == 1 for s in readers)
     if not single or key not in flow.memo:
-        found = _computed(flow, value)
+        found, _ = _computed(flow, value)
         if not single:
             return found
         flow.memo[key] = found
-    known: Follower | None = flow.memo[key]
+    known: Activation | None = flow.memo[key]
     return known
 
 
@@ -83,9 +100,11 @@ def at_zero(flow: Flow, step: Step) -> tuple[float, float] | None:
     return float(made.detach()[0]), float(slope[0])
 
 
-def _computed(flow: Flow, value: int) -> Follower | None:
+def _computed(flow: Flow, value: int) -> tuple[Activation | None, int]:
+    """The known function of `value` that pointwise operations compute, the last one in time, and the value that holds
+    it; None and `value` itself where none fits."""
     curves: dict[int, Tensor] = {value: _POINTS}
-    best: Follower | None = None
+    best: tuple[Activation | None, int] = (None, value)
     todo = [value]
     while todo and len(curves) < _FURTHEST:
         for step in flow.readers(todo.pop(0)):
@@ -95,7 +114,8 @@ def _computed(flow: Flow, value: int) -> Follower | None:
             if curve is not None:
                 curves[step.outputs[0]] = curve
                 todo.append(step.outputs[0])
-                best = _named(curve) or best
+                name = _named(curve)
+                best = best if name is None else (name, step.outputs[0])
     return best
 
 
@@ -120,12 +140,12 @@ def _run(flow: Flow, step: Step, curves: Mapping[int, Tensor]) -> Tensor | None:
     return output.double() if same else None
 
 
-def _named(curve: Tensor) -> Follower | None:
+def _named(curve: Tensor) -> Activation | None:
     for name, function in _KNOWN.items():
         if bool(((curve - function(_POINTS)).abs() < (5 * _CLOSE if name == "gelu" else _CLOSE)).all()):
-            return name
+            return Activation(name)
     below, above = _POINTS < 0, _POINTS > 0
     slopes = curve[below] / _POINTS[below]
     straight = bool((curve[above] - _POINTS[above]).abs().max() < _CLOSE)
     leaks = straight and bool((slopes - slopes[0]).abs().max() < _CLOSE) and 0 < float(slopes[0]) < 1 - _CLOSE
-    return "leaky_relu" if leaks else None
+    return Activation("leaky_relu", float(slopes[0])) if leaks else None

@@ -10,7 +10,8 @@ from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams.readout import steps_behind
 from normprobe.anatomy.streams.streams import ReadStream
 from normprobe.anatomy.weights.axes import Layout, layouts
-from normprobe.anatomy.weights.followers import follower
+from normprobe.anatomy.weights.followers import Activation, follower
+from normprobe.anatomy.weights.rows import next_products
 from normprobe.capture.trace import Node
 from normprobe.records import Head, OpSite, Stream, WeightSite
 from normprobe.records.weights import WeightRole
@@ -27,6 +28,7 @@ def find_weights(flow: Flow, streams: Sequence[ReadStream], head: Head | None) -
     starts = dict(reversed(list(_starts(flow, streams))))  # of several streams the first
     shapes = {n.name: flow.shape(n.outputs[0]) for n in flow.trace.nodes if n.op == "parameter"}
     heads = {head.path, head.tied_to} if head is not None else set[str | None]()
+    before = _before(flow)
     found: dict[str, WeightSite] = {}
     roles: dict[str, dict[WeightRole, None]] = {}
     for used in _used(flow):
@@ -38,13 +40,15 @@ def find_weights(flow: Flow, streams: Sequence[ReadStream], head: Head | None) -
             held.append(("head", None, None))
         roles.setdefault(name, {}).update(dict.fromkeys(role for role, _, _ in held))
         if name not in found:
-            found[name] = _site(flow, used, held, shapes[name])
+            source = None if used[0] is None else before.get(used[0].id)
+            found[name] = _site(flow, used, held, shapes[name]).model_copy(update={"source": source})
     return tuple(s.model_copy(update={"roles": tuple(roles[n]) or ("other",)}) for n, s in found.items())
 
 
 def _site(flow: Flow, used: Use, held: Sequence[Place], shape: tuple[int, ...]) -> WeightSite:
     step, node, name, layout = used
     call = flow.trace.calls[node.call]
+    passed = Activation("none") if step is None else follower(flow, step)
     stream, branch = next(((s, b) for _, s, b in held), (None, None))
     return WeightSite(
         parameter=name,
@@ -57,9 +61,20 @@ def _site(flow: Flow, used: Use, held: Sequence[Place], shape: tuple[int, ...]) 
         output_axis=layout.output_axis,
         kind=layout.kind,
         operand=layout.operand,
-        followed_by="none" if step is None else follower(flow, step),
+        followed_by=passed.name,
+        slope=passed.slope,
         site=OpSite(path=call.path, op=node.op, ordinal=node.ordinal, execution=call.execution),
     )
+
+
+def _before(flow: Flow) -> Mapping[int, str]:
+    """For each product by its step the weight whose product alone it reads, with nothing but activations between."""
+    return {
+        read.id: name
+        for step, _, name, layout in _used(flow)
+        if step is not None and layout.kind != "embedding"
+        for read in next_products(flow, step)
+    }
 
 
 def _places(streams: Sequence[Stream]) -> Mapping[str, list[Place]]:

@@ -20,9 +20,13 @@ def judge(code: str, data: ReportData) -> tuple[tuple[Finding, ...], tuple[Skipp
     return run(data, [find(code)])
 
 
-def stack(layers: int, moment: float, recipe: str, **more: Any) -> ReportData:
-    rows = (b.weight(f"{i}.weight", followed_by="relu", moment=moment, recipes=(recipe,)) for i in range(layers))
-    return b.document(**{"norms": (), "streams": (), "init": b.drawn(*rows), **more})
+def stack(layers: int, moment: float, recipe: str, cut: int | None = None, by: str = "relu", **more: Any) -> ReportData:
+    """A row of layers, each behind the one before it, but for `cut`."""
+    facts: dict[str, Any] = {"followed_by": by, "moment": moment, "recipes": (recipe,)}
+    rows = (b.weight(f"{i}.weight", **facts) for i in range(layers))
+    sources = [f"{i - 1}.weight" if i not in (0, cut) else None for i in range(layers)]
+    sites = tuple(b.weight_site(f"{i}.weight", source=source, stream=None) for i, source in enumerate(sources))
+    return b.document(**{"norms": (), "streams": (), "weights": sites, "init": b.drawn(*rows), **more})
 
 
 @pytest.mark.parametrize("code", ALL)
@@ -40,22 +44,37 @@ def test_np601_multiplies_what_each_layer_leaves() -> None:
     assert judge("NP601", stack(4, 0.5, "xavier")) == ((), ())
     (found,), _ = judge("NP601", stack(5, 0.5, "xavier"))
     assert found.value == pytest.approx(0.5**2.5)
-    assert found.message == "5 layers before a ReLU, drawn by xavier, leave 0.1768 of the signal's RMS"
+    assert found.message == "5 layers in a row before a ReLU, drawn by xavier, leave 0.1768 of the signal's RMS"
+    assert len(found.places) == 5
     (default,), _ = judge("NP601", stack(2, 1 / 6, "torch_default"))
     assert (default.severity.value, found.severity.value) == ("note", "warning")
+
+
+@pytest.mark.parametrize("more", [{}, {"streams": (b.stream(),)}, {"norms": (b.norm(),)}])
+def test_np601_looks_at_rows_whatever_else_the_model_has(more: dict[str, Any]) -> None:
+    assert judge("NP601", stack(8, 0.5, "xavier", cut=4, **more)) == ((), ())
+    (found,), _ = judge("NP601", stack(9, 0.5, "xavier", cut=4, **more))
+    assert (found.where, found.value, len(found.places)) == ("4.weight", pytest.approx(0.5**2.5), 5)
+    (found,), _ = judge("NP601", stack(10, 0.4, "xavier", cut=5, by="gelu", **more))
+    assert found.message.endswith(
+        "before a GELU, drawn by xavier, leave at most 0.1012 of the signal's RMS; 2 rows of layers do so"
+    )
+    assert len(found.places) == 10
+    assert len(judge("NP601", stack(9, 1 / 6, "torch_default", **more))[0]) == (not more)
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"streams": (b.stream(),)},
-        {"norms": (b.norm(),)},
+        {"by": "tanh"},
+        {"recipe": "kaiming"},
+        {"moment": 1.0},
         {"init": b.drawn(*(b.weight(f"{i}", followed_by="relu", moment=1.0, recipes=("kaiming",)) for i in range(20)))},
         {"init": b.drawn(*(b.weight(f"{i}", followed_by="norm", moment=None) for i in range(20)))},
     ],
 )
-def test_np601_passes_what_is_normed_added_or_drawn_for_relu(more: dict[str, Any]) -> None:
-    assert judge("NP601", stack(20, 0.5, "xavier", **more)) == ((), ())
+def test_np601_passes_what_is_normed_or_drawn_for_relu(more: dict[str, Any]) -> None:
+    assert judge("NP601", stack(**{"layers": 20, "moment": 0.5, "recipe": "xavier"} | more)) == ((), ())
 
 
 def test_np602_notes_a_deep_stream_that_grows() -> None:

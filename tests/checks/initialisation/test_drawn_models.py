@@ -146,11 +146,13 @@ def test_a_factor_of_zero_on_a_branch_of_zeros() -> None:
     assert blocked.message.startswith("maps.1.weight and scales.1 are 0 and stay so")
 
 
-def relu(init: Callable[[Tensor], Any], norm: bool = False) -> nn.Module:
+def relu(
+    init: Callable[[Tensor], Any], norm: bool = False, act: Callable[[], nn.Module] = nn.ReLU, first: bool = False
+) -> nn.Module:
     torch.manual_seed(0)
-    rows: list[nn.Module] = []
+    rows: list[nn.Module] = [nn.LayerNorm(64)] if first else []
     for _ in range(8):
-        rows += [nn.Linear(64, 64), *([nn.LayerNorm(64)] if norm else []), nn.ReLU()]
+        rows += [nn.Linear(64, 64), *([nn.LayerNorm(64)] if norm else []), act()]
     model = nn.Sequential(*rows, nn.Linear(64, 8))
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -170,6 +172,36 @@ def relu(init: Callable[[Tensor], Any], norm: bool = False) -> nn.Module:
 def test_gains_before_relu(init: Any, norm: bool, expected: list[tuple[str, str]]) -> None:
     model = relu(init, norm)
     assert [(f.code, f.severity.value) for f in found(model, torch.randn(4, 64))] == expected
+
+
+class Gelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6, nn.GELU, Gelu, nn.SiLU, lambda: nn.LeakyReLU(0.2)])
+def test_rows_before_any_kin_of_relu(act: Callable[[], nn.Module], first: bool) -> None:
+    (fading,) = found(relu(nn.init.xavier_uniform_, act=act, first=first), torch.randn(4, 64))
+    assert (fading.code, fading.severity.value, len(fading.places)) == ("NP601", "warning", 8)
+    assert found(relu(nn.init.xavier_uniform_, norm=True, act=act, first=first), torch.randn(4, 64)) == []
+
+
+def test_the_share_that_is_left_is_that_of_the_signal() -> None:
+    """Layers without biases before a leaky ReLU: the product is what a forward gives."""
+    torch.manual_seed(0)
+    rows = [layer for _ in range(6) for layer in (nn.Linear(256, 256, bias=False), nn.LeakyReLU(0.3))]
+    model, x = nn.Sequential(*rows).eval(), torch.randn(64, 256)
+    for layer in model[::2]:
+        nn.init.xavier_normal_(layer.weight)
+    (fading,) = found(model, x)
+    assert isinstance(fading.value, float)
+    with torch.no_grad():
+        assert fading.value == pytest.approx(float(model(x).square().mean().sqrt()), rel=0.1)
+    with torch.no_grad():
+        for layer in model[::2]:
+            nn.init.kaiming_normal_(layer.weight, a=0.3)
+    assert found(model, x) == []
 
 
 class Transposed(nn.Module):
