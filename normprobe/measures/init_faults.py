@@ -16,15 +16,6 @@ _DRAWN = ("normal", "truncated_normal", "uniform")
 _BY_FAN = ("lecun", "kaiming", "torch_default")
 
 
-def same_outputs(parameter: Tensor, site: WeightSite) -> bool:
-    """Whether a product gives the same in all its outputs, so that they get the same gradient and never part."""
-    if site.kind not in ("linear", "conv") or site.shape[site.output_axis] < 2:
-        return False
-    first = parameter.narrow(site.output_axis, 0, 1)
-    some = parameter.narrow(site.output_axis, 1, 1)
-    return bool((some == first).all()) and bool((parameter == first).all()) and bool(first.any())
-
-
 def misread(site: WeightSite, found: Fit) -> tuple[str, ...]:
     """The recipes by fan_in that fit with another count than the inputs that are summed over: the outputs, or what
     torch's initialisers count from the shape, whose second axis and all behind it they take for the inputs. A count of

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from normprobe.measures.activations import second_moment
 from normprobe.measures.draws import Fit, fit
-from normprobe.measures.init_faults import misread, same_outputs
+from normprobe.measures.equal_outputs import copies, repeated, same_outputs
+from normprobe.measures.init_faults import misread
 from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
@@ -67,6 +68,8 @@ def _facts(site: WeightSite, found: Fit, parameter: Tensor, own: Tensor | None, 
     twin = None if own is None or own.shape != parameter.shape else _fit(own, site, seed)
     return {
         "same_outputs": same_outputs(parameter, site),
+        "repeated": repeated(parameter, site),
+        "copies": copies(parameter, site),
         "misread": misread(site, found),
         "own": None if twin is None else (twin.std, twin.interval),
     }

@@ -28,7 +28,10 @@ class WeightMeasure(Record):
             one element.
         recipes: names of all recipes whose standard deviation lies in the interval (`normprobe.measures.recipes`);
             empty where none does, where the distribution is unknown, and for trained models.
-        same_outputs: whether all outputs of the product are the same, with weights that are not 0.
+        same_outputs: whether all outputs of the product are the same, with weights that are not 0 and get a gradient.
+        repeated: how many outputs hold the same numbers, not all 0, as an earlier one that reads the same inputs; of
+            weights that get a gradient.
+        copies: of several matrices in one parameter (`experts`), how many are the same as an earlier one.
         misread: names of the recipes by fan_in that fit only with another count than that of the summed inputs: with
             fan_out, or with what torch's initialisers take for fan_in from the shape. Empty where any of `recipes` but
             Kaiming's by fan_out fits.
@@ -49,6 +52,8 @@ class WeightMeasure(Record):
     moment: float | None
     recipes: tuple[str, ...]
     same_outputs: bool = False
+    repeated: int = 0
+    copies: int = 0
     misread: tuple[str, ...] = ()
     own: tuple[float, tuple[float, float]] | None = None
     basis: Basis

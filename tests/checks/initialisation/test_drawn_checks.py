@@ -140,6 +140,32 @@ def test_np605_names_the_constant() -> None:
     assert "the constant 0.25" in found.message
 
 
+def part(count: int, site: dict[str, Any] | None = None, **more: Any) -> ReportData:
+    rows = b.drawn(b.weight("w", repeated=count, **more))
+    return b.document(weights=(b.weight_site("w", shape=(100, 8), **site or {}),), init=rows)
+
+
+def test_np605_counts_outputs_that_are_the_same_in_part() -> None:
+    (found,), _ = judge("NP605", part(50))
+    assert (found.severity.value, found.value, found.limit) == ("warning", 0.5, 0.02)
+    assert found.message.startswith("50 of its 100 outputs are the same as another")
+    assert len(judge("NP605", part(3))[0]) == 1
+    assert judge("NP605", part(2)) == ((), ())
+    assert judge("NP605", part(50, roles=("head",))) == ((), ())
+    (whole,), _ = judge("NP605", part(99, same_outputs=True))
+    assert whole.message.startswith("all its outputs")
+    experts = {"kind": "experts", "shape": (4, 16, 8), "output_axis": 1}
+    (found,), _ = judge(
+        "NP605", b.document(weights=(b.weight_site("w", **experts),), init=b.drawn(b.weight("w", repeated=8)))
+    )
+    assert found.value == 8 / 64
+
+
+def test_np605_notes_experts_that_are_copies() -> None:
+    (found,), _ = judge("NP605", part(0, copies=3))
+    assert (found.severity.value, found.value) == ("note", 3)
+
+
 def test_np606_is_sure_of_zeros_and_warns_by_gradients() -> None:
     idle = b.gradients(norm_=0.0)
     (found,), _ = judge("NP606", b.document(gradients=idle))
