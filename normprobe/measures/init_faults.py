@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from normprobe.measures.draws import Fit
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.records import Anatomy, Measurements, WeightSite
