@@ -6,20 +6,20 @@ import dataclasses
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeAlias
 
-from normprobe.checks.base import Check, SweepCheck
+from normprobe.checks.base import Check, Outcome, SweepCheck
 from normprobe.checks.catalogue import ALL, find, matching, ranked
+from normprobe.checks.silence import Again, heard, silences, thinned, without
 from normprobe.checks.toml_lines import dotted
 from normprobe.errors import SettingError
 from normprobe.records import Finding, Ignored, ReportData, Settings, Skipped
 from normprobe.records.sweep import SweepReport
 
 Line: TypeAlias = Callable[[Sequence[str | int]], str]
-_PARENT = re.compile(r"[.#]")  # a module ends before a dot, an operation inside it begins with #
 
 
 def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) -> ReportData:
@@ -36,10 +36,10 @@ def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) 
     checks = tuple(checks)
     chosen, ignored = chosen_checks(settings, checks)
     asked = [check for check in chosen if not isinstance(check, SweepCheck)]
-    outcomes = [outcome for check in asked for outcome in check.run(data)]
-    findings, silenced = _heard([one for one in outcomes if isinstance(one, Finding)], _silences(settings, checks))
+    outcomes = [(partial(_again, check, data), outcome) for check in asked for outcome in check.run(data)]
+    findings, silenced = _heard(outcomes, silences(settings, checks))
     others = (one for one in data.skipped if not _of_check(one))
-    skipped = (*others, *(one for one in outcomes if isinstance(one, Skipped)))
+    skipped = (*others, *(one for _, one in outcomes if isinstance(one, Skipped)))
     said = {
         "settings": settings,
         "checks": tuple(check.code for check in asked),
@@ -48,6 +48,11 @@ def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) 
         "skipped": tuple(dict.fromkeys(skipped)),
     }
     return data.model_copy(update=said)
+
+
+def _again(check: Check, data: ReportData, places: Collection[str]) -> Outcome:
+    """What `check` says without what was measured at `places`."""
+    return check.run(without(data, places))
 
 
 def judged_sweep(sweep: SweepReport, settings: Settings, checks: Iterable[Check] = ALL) -> SweepReport:
@@ -59,27 +64,34 @@ def judged_sweep(sweep: SweepReport, settings: Settings, checks: Iterable[Check]
     checks = tuple(checks)
     chosen, ignored = chosen_checks(settings, checks)
     asked = [check for check in chosen if isinstance(check, SweepCheck)]
-    outcomes = [outcome for check in asked for outcome in check.judge(sweep)]
-    findings, silenced = _heard([one for one in outcomes if isinstance(one, Finding)], _silences(settings, checks))
+    outcomes = [(partial(_again_in_sweep, check, sweep), outcome) for check in asked for outcome in check.judge(sweep)]
+    findings, silenced = _heard(outcomes, silences(settings, checks))
     own = {check.code for check in checks if isinstance(check, SweepCheck)}
     said = {
         "checks": tuple(check.code for check in asked),
         "findings": ranked(findings),
         "ignored": (*(one for one in ignored if one.code in own), *silenced),
-        "skipped": tuple(one for one in outcomes if isinstance(one, Skipped)),
+        "skipped": tuple(one for _, one in outcomes if isinstance(one, Skipped)),
     }
     return sweep.model_copy(update=said)
 
 
-def _heard(findings: list[Finding], silent: list[tuple[str, set[str]]]) -> tuple[list[Finding], list[Ignored]]:
-    """The findings that are not silenced at all their places, and a count of the others."""
-    kept, counts = [], Counter[tuple[str, str, str]]()
-    for finding in findings:
-        pattern = _silenced_by(finding, silent)
-        if pattern is None:
-            kept.append(finding)
-        else:
-            counts[finding.code, finding.name, f"in per-path-ignores of {pattern}"] += 1
+def _again_in_sweep(check: SweepCheck, sweep: SweepReport, places: Collection[str]) -> Outcome:
+    return check.judge(thinned(sweep, places))
+
+
+def _heard(
+    outcomes: Iterable[tuple[Again, Finding | Skipped]], silent: Sequence[tuple[str, set[str]]]
+) -> tuple[list[Finding], list[Ignored]]:
+    """What is left of the findings, and a count of those that are silenced wholly or at some of their places."""
+    kept: list[Finding] = []
+    counts = Counter[tuple[str, str, str]]()
+    for again, one in outcomes:
+        if isinstance(one, Finding):
+            left = heard(one, silent, again)
+            kept += left.findings
+            if left.patterns:
+                counts[one.code, one.name, f"in per-path-ignores of {', '.join(left.patterns)}"] += 1
     rows = counts.items()
     return kept, [Ignored(code=code, name=name, why=why, findings=count) for (code, name, why), count in rows]
 
@@ -185,25 +197,6 @@ def placed(place: str) -> Iterator[None]:
     except SettingError as error:
         message = f"{place}: {error.message}"
         raise SettingError(message, expected=error.expected, found=error.found, hint=error.hint) from None
-
-
-def _silences(settings: Settings, checks: tuple[Check, ...]) -> list[tuple[str, set[str]]]:
-    """Patterns of places, each with the codes that are silent there."""
-    rows = settings.per_path_ignores.items()
-    return [(pattern, {check.code for word in words for check in matching(word, checks)}) for pattern, words in rows]
-
-
-def _silenced_by(finding: Finding, silent: list[tuple[str, set[str]]]) -> str | None:
-    """The patterns that cover every place of `finding`; None where one place is left."""
-    patterns = [pattern for pattern, codes in silent if finding.code in codes]
-    covering = [next((p for p in patterns if covers(p, place)), None) for place in finding.every_place]
-    return None if None in covering else ", ".join(dict.fromkeys(filter(None, covering)))
-
-
-def covers(pattern: str, place: str) -> bool:
-    """Whether `pattern` matches `place` or a module around it."""
-    ends = (match.start() for match in _PARENT.finditer(place))
-    return any(fnmatchcase(outer, pattern) for outer in (place, *(place[:end] for end in ends)))
 
 
 def _of_check(skipped: Skipped) -> bool:

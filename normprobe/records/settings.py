@@ -29,7 +29,8 @@ class Settings(Record):
         select: the checks that run; empty for all.
         ignore: the checks of these that do not run.
         per_path_ignores: the checks that are silent at a place, by a pattern of module paths (`*`, `?`, `[0-9]`; a
-            module that matches covers what is inside it). A finding is left out when all its places are covered.
+            module that matches covers what is inside it). A finding is left out when all its places are covered, and
+            speaks of the others where some are.
         limits: values in place of the checks' own, by check and name of the limit, in the limit's unit.
         fail_on: the mildest severity that fails a run.
         source: the file they come from; empty where there is none.

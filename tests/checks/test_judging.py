@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from normprobe.checks import ALL, SweepCheck, chosen_checks, judged, run
-from normprobe.checks.judging import covers
+from normprobe.checks.silence import covers
 from normprobe.errors import SettingError
 from normprobe.records import ReportData, Settings, Skipped
 from tests.checks import builders as b
@@ -135,7 +135,7 @@ def test_a_place_can_be_silent_and_that_is_counted() -> None:
     assert judged(faulty(), Settings(per_path_ignores={"vision": ("NP4",)})).ignored == ()
 
 
-def test_a_finding_that_has_a_place_left_is_whole() -> None:
+def test_a_finding_speaks_of_the_places_that_are_left() -> None:
     both = b.document(norms=tuple(b.norm(f"{name}.norm", **OUTSIDE) for name in ("text", "vision")))
     (gathered,) = judged(both, Settings(select=ONLY)).findings
     assert gathered.places == ("text.norm", "vision.norm")
@@ -144,9 +144,16 @@ def test_a_finding_that_has_a_place_left_is_whole() -> None:
     sites = (b.logits(71.0, path="text.attn"), b.logits(80.0, path="vision.attn"))
     data = b.document(attention=(b.site("text.attn"), b.site("vision.attn")))
     data = data.model_copy(update={"measurements": data.measurements.model_copy(update={"attention": sites})})
-    (spoken,) = judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("NP401",)})).findings
-    assert spoken.places == ("text.attn", "vision.attn")  # one statement about both
-    assert judged(data, Settings(select=ONLY, per_path_ignores={"text": ("NP401",)})).findings == (spoken,)
+    (whole,) = judged(data, Settings(select=ONLY)).findings
+    assert (whole.value, whole.places) == (80.0, ("vision.attn", "text.attn"))
+    fewer = judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("NP401",)}))
+    (spoken,) = fewer.findings
+    assert (spoken.where, spoken.value, spoken.places) == ("text.attn", 71.0, ())
+    assert "reach 71 " in spoken.message
+    assert "80" not in spoken.message
+    assert [(one.code, one.why, one.findings) for one in fewer.ignored if one.findings] == [
+        ("NP401", "in per-path-ignores of vision", 1)
+    ]
     assert judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("4",), "text.*": ("4",)})).findings == ()
 
 
