@@ -71,12 +71,12 @@ def without(data: ReportData, places: Collection[str]) -> ReportData:
 
 def thinned(record: Some, places: Collection[str]) -> Some:
     """`record` without the records in it that are of one of `places`."""
-    held = {name: getattr(record, name) for name in type(record).model_fields}
-    update: dict[str, Any] = {
-        name: thinned(value, places) for name, value in held.items() if isinstance(value, Record)
-    }
-    for name, value in held.items():
-        if isinstance(value, tuple) and any(isinstance(one, Record) for one in value):
+    update: dict[str, Any] = {}
+    for name in type(record).model_fields:
+        value = getattr(record, name)
+        if isinstance(value, Record):
+            update[name] = thinned(value, places)
+        elif isinstance(value, tuple) and any(isinstance(one, Record) for one in value):
             update[name] = tuple(thinned(one, places) for one in value if _place(one) not in places)
     return record.model_copy(update=update)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from normprobe.checks import ALL, SweepCheck, chosen_checks, judged, run
+from normprobe.checks.base import Check, Outcome
 from normprobe.checks.silence import covers
 from normprobe.errors import SettingError
-from normprobe.records import ReportData, Settings, Skipped
+from normprobe.records import ReportData, Settings, Severity, Skipped
 from tests.checks import builders as b
 
 OUTSIDE = {"eps_placement": "outside_sqrt"}
@@ -145,7 +149,7 @@ def test_a_finding_speaks_of_the_places_that_are_left() -> None:
     data = b.document(attention=(b.site("text.attn"), b.site("vision.attn")))
     data = data.model_copy(update={"measurements": data.measurements.model_copy(update={"attention": sites})})
     (whole,) = judged(data, Settings(select=ONLY)).findings
-    assert (whole.value, whole.places) == (80.0, ("vision.attn", "text.attn"))
+    assert (whole.value, whole.places) == (80.0, ("text.attn", "vision.attn"))
     fewer = judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("NP401",)}))
     (spoken,) = fewer.findings
     assert (spoken.where, spoken.value, spoken.places) == ("text.attn", 71.0, ())
@@ -155,6 +159,33 @@ def test_a_finding_speaks_of_the_places_that_are_left() -> None:
         ("NP401", "in per-path-ignores of vision", 1)
     ]
     assert judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("4",), "text.*": ("4",)})).findings == ()
+
+
+@final
+@dataclass(frozen=True)
+class Apart(Check):
+    """Norms that are not alike.
+
+    They are compared with each other.
+    """
+
+    code, name, severity, since = "NP998", "apart", Severity.WARNING, "0.1.0"
+
+    def check(self, data: ReportData) -> Outcome:
+        paths = [norm.path for norm in data.anatomy.norms]
+        if len({norm.eps for norm in data.anatomy.norms}) > 1:
+            yield self.finding(paths[0], f"{len(paths)} norms are not alike", source="choice", places=paths)
+
+
+def test_a_finding_that_says_nothing_of_the_places_left_alone_stays_whole() -> None:
+    data = b.document(norms=(b.norm("a"), b.norm("b"), b.norm("c", eps=1e-3)))
+    checks = (Apart(),)
+    (whole,) = judged(data, Settings(), checks).findings
+    assert whole.places == ("a", "b", "c")
+    found = judged(data, Settings(per_path_ignores={"c": ("NP998",)}), checks)
+    assert (found.findings, found.ignored) == ((whole,), ())
+    (fewer,) = judged(data, Settings(per_path_ignores={"a": ("NP998",)}), checks).findings
+    assert (fewer.message, fewer.places) == ("2 norms are not alike", ("b", "c"))
 
 
 @pytest.mark.parametrize(
