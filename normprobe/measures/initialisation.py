@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,7 +136,7 @@ def _trained(
     learned = [named[n] for s in anatomy.norms for n in (s.weight, s.bias) if n is not None and plain(named.get(n))]
     moved = sum(not bool((p == p.flatten()[0]).all()) for p in learned if p.numel() > 1)
     norms = sum(p.numel() > 1 for p in learned)
-    judged = [f for f in fits if f.distribution != "unknown" or f.count >= 1000]
+    judged = [f for f in fits if f.distribution != "unknown" or (f.count >= 1000 and math.isfinite(f.std))]
     drawn = sum(f.distribution != "unknown" for f in judged)
     evidence = []
     if norms:

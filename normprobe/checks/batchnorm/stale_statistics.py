@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -57,6 +58,9 @@ class StaleStatistics(BatchNormCheck):
 
     def judge(self, found: BatchNormMeasure, data: ReportData) -> Outcome:
         """Yield one finding for each batch norm, for the worst that is wrong with it."""
+        lost = [site.path for site in found.sites if site.keeps != "none" and _lost(site)]
+        if lost:
+            yield self.skip("the batch that it was given is not finite (NP504)", lost)
         for site in found.sites:
             if site.keeps != "none":
                 yield from self._broken(site) or self._start(site, data) or self._far(site, data)
@@ -88,7 +92,7 @@ class StaleStatistics(BatchNormCheck):
             )
         if init is not None and init.trained:
             return self._found(site, Severity.WARNING, f"{said}, although the weights look trained", "default", "start")
-        if untrained(data) or site.kept is None or not self.exceeds(site.kept.divergence, self.max_divergence):
+        if untrained(data) or not self._differs(site):
             return []
         return self._found(
             site, Severity.WARNING, f"{said}, which this batch does not fit{_distance(site)}", "default", "start"
@@ -103,12 +107,22 @@ class StaleStatistics(BatchNormCheck):
             message = f"after {site.tracked} batches the values at the start still make {share} % of the statistics"
             yield self._note(site, message, site.initial_share, "max_start", "share of the start")
         fresh = site.default and untrained(data)
-        if not fresh and site.kept is not None and self.exceeds(site.kept.divergence, self.max_divergence):
+        if not fresh and site.kept is not None and self._differs(site):
             message = f"the batch does not fit the stored statistics{_distance(site)}"
             yield self._note(site, message, site.kept.divergence, "max_divergence", "this batch")
 
+    def _differs(self, site: BatchNormSite) -> bool:
+        """Whether the batch lies far from the stored statistics; what is not finite lies nowhere."""
+        kept = site.kept
+        return kept is not None and not _lost(site) and self.exceeds(kept.divergence, self.max_divergence)
+
     def _note(self, site: BatchNormSite, message: str, value: float, against: str, about: str) -> Finding:
         return self.finding(site.path, message, value=value, against=against, severity=Severity.NOTE, about=about)
+
+
+def _lost(site: BatchNormSite) -> bool:
+    """Whether sound statistics are beside a batch that has none."""
+    return site.finite is not False and site.kept is not None and not math.isfinite(site.kept.divergence)
 
 
 def _distance(site: BatchNormSite) -> str:

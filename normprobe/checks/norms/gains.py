@@ -13,6 +13,7 @@ from normprobe.records import Elements, NormGain, NormSite, ReportData
 TRAINED = 0.5  # at most that share of the weights of a trained model fits a distribution that one draws from
 DRAWN = 0.9  # at least that share of those of a fresh one does
 SEVERAL = 8  # elements from which a gain is looked at channel by channel
+HUGE = 1e6  # ten thousand times the gains of most trained models, below what fresh memory holds
 _BARE = frozenset({"affine", "identity"})  # normalise nothing: a gain of 0 there is a branch that starts closed
 
 
@@ -51,6 +52,11 @@ class GainCheck(Check):
     @abstractmethod
     def judge(self, norms: Sequence[Stored], data: ReportData) -> Outcome:
         """Yield what is wrong with these gains."""
+
+
+def unset(held: Elements) -> bool:
+    """Whether elements hold what nobody sets or trains (NP109)."""
+    return bool(held.non_finite) or held.peak > HUGE
 
 
 def looks_trained(data: ReportData) -> bool:

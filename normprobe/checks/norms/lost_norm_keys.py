@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from normprobe.checks.base import Needs, Outcome
-from normprobe.checks.norms.gains import GainCheck, Stored, looks_trained
+from normprobe.checks.norms.gains import GainCheck, Stored, looks_trained, unset
 from normprobe.records import Elements, Finding, ReportData, Severity
 
 Part = Literal["gain", "offset"]
@@ -57,6 +57,9 @@ class LostNormKeys(GainCheck):
         if data.measurements.init is None:
             yield self.skip("no weight was read that tells whether the model is trained")
         if not looks_trained(data):
+            return
+        if any(unset(held) for norm in norms for _, held in norm.parts):
+            yield self.skip("gains or offsets hold what nobody sets (NP109), so that others may not be lost but unset")
             return
         if _none_moved(norms):
             yield self._all(norms, data)

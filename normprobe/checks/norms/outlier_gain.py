@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.norms.gains import SEVERAL, GainCheck, Stored
+from normprobe.checks.norms.gains import SEVERAL, GainCheck, Stored, looks_drawn, unset
 from normprobe.records import Finding, ReportData, Severity
 
 
@@ -20,7 +20,9 @@ class OutlierGain(GainCheck):
 
     The largest size of an element of the gain over the median size, of every norm with eight or more of them.
     A note above the first limit; a warning above the second, which no known trained layer or RMS norm comes
-    near. Batch norms, whose gains training drives to zero channel by channel, are noted and not warned of.
+    near, and above the first in a model whose weights are as they were drawn, where gains lie about 1 still.
+    Batch norms, whose gains training drives to zero channel by channel, are noted and not warned of. Gains
+    that are not finite or beyond what anybody sets are left to NP109.
 
     ## Why it matters
 
@@ -53,22 +55,27 @@ class OutlierGain(GainCheck):
 
     def judge(self, norms: Sequence[Stored], data: ReportData) -> Outcome:
         """Yield one finding for all norms noted, and one for all warned of."""
+        fresh = looks_drawn(data)
         ratios = [(_ratio(norm), norm) for norm in norms]
         over = [(ratio, norm) for ratio, norm in ratios if self.exceeds(ratio, self.noted)]
-        warned = [(r, norm) for r, norm in over if self.exceeds(r, self.most) and norm.site.kind != "batchnorm"]
+        sure = [(r, norm) for r, norm in over if fresh or self.exceeds(r, self.most)]
+        warned = [(r, norm) for r, norm in sure if norm.site.kind != "batchnorm"]
         noted = [pair for pair in over if pair not in warned]
         if warned:
-            yield self._found(warned, len(norms), Severity.WARNING, "most")
+            yield self._found(warned, len(norms), Severity.WARNING, "noted" if fresh else "most", fresh)
         if noted:
             yield self._found(noted, len(norms), Severity.NOTE, "noted")
 
-    def _found(self, over: list[tuple[float, Stored]], count: int, severity: Severity, against: str) -> Finding:
+    def _found(
+        self, over: list[tuple[float, Stored]], count: int, severity: Severity, against: str, fresh: bool = False
+    ) -> Finding:
         ratio, worst = max(over, key=lambda pair: pair[0])
         gain = worst.known.gain
         assert gain is not None
+        begun = "in a model as it was drawn, " if fresh else ""
         return self.finding(
             worst.site.path,
-            f"the gain is {number(gain.peak)} in channel {gain.peak_at}, {number(ratio)} times the median size; "
+            f"{begun}the gain is {number(gain.peak)} in channel {gain.peak_at}, {number(ratio)} times the median size; "
             f"{len(over)} of {count} gains exceed the limit",
             value=ratio,
             against=against,
@@ -80,6 +87,6 @@ class OutlierGain(GainCheck):
 def _ratio(norm: Stored) -> float:
     """Largest over median size; 0 where there are few, or where NP109 or NP110 speak."""
     gain = norm.known.gain
-    if gain is None or gain.count < SEVERAL or gain.non_finite or not gain.typical:
+    if gain is None or gain.count < SEVERAL or unset(gain) or not gain.typical:
         return 0.0
     return gain.peak / gain.typical

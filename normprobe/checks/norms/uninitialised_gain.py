@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.norms.gains import SEVERAL, GainCheck, Stored, looks_drawn, of
+from normprobe.checks.norms.gains import HUGE, SEVERAL, GainCheck, Stored, looks_drawn, of
 from normprobe.records import Elements, Finding, ReportData, Severity
 
 _SOURCE = "torch.empty: the values of fresh memory are undefined"
@@ -53,7 +53,7 @@ class UninitialisedGain(GainCheck):
     code, name, severity, since = "NP109", "uninitialised-gain", Severity.ERROR, "0.1.0"
 
     largest: float = limit(
-        1e6,
+        HUGE,
         unit=Unit.ONE,
         source="choice: ten thousand times the gains of most trained models, below what memory holds",
     )

@@ -146,6 +146,17 @@ def test_np705_passes_what_is_fresh_or_fits(site: dict[str, Any], trained: bool 
     assert judge("NP705", b.batchnorm(b.batch_norm(**site)), init=init(trained)) == ((), ())
 
 
+@pytest.mark.parametrize("facts", [{}, DEFAULT])
+def test_np705_says_nothing_of_a_batch_that_is_not_finite(facts: dict[str, Any]) -> None:
+    lost = b.batch_norm("after", kept=b.kept(divergence=math.nan), **facts)
+    (found,), (skip,) = judge("NP705", b.batchnorm(b.batch_norm("bn", finite=False, kept=FAR), lost))
+    assert (found.where, found.severity.value) == ("bn", "error")
+    assert (skip.what, skip.why) == (
+        "NP705 stale-statistics at after",
+        "the batch that it was given is not finite (NP504)",
+    )
+
+
 def test_np705_gathers_norms_with_the_same_fault() -> None:
     sites = tuple(b.batch_norm(f"blocks.{i}.bn", finite=False, kept=None) for i in range(3))
     (found,), _ = judge("NP705", b.batchnorm(*sites))

@@ -166,13 +166,22 @@ def test_np110_says_whether_an_offset_is_left() -> None:
     ],
 )
 def test_np111_at_its_limits(peak: float, kind: str, severity: Severity | None) -> None:
-    found = judge("NP111", b.gain(held=b.moved(peak=peak)), norms=(b.norm(kind=kind),))
+    found = judge("NP111", b.gain(held=b.moved(peak=peak)), norms=(b.norm(kind=kind),), init=b.init(0.89))
     assert [f.severity for f in found] == ([] if severity is None else [severity])
 
 
-@pytest.mark.parametrize("held", [{"count": 7}, {"non_finite": 1}, {"typical": 0.0}])
+@pytest.mark.parametrize(("kind", "severity"), [("layernorm", Severity.WARNING), ("batchnorm", Severity.NOTE)])
+def test_np111_warns_in_a_model_as_it_was_drawn(kind: str, severity: Severity) -> None:
+    gain, norms = b.gain(held=b.moved(peak=15.1)), (b.norm(kind=kind),)
+    found = one("NP111", gain, norms=norms, init=b.init(0.9))
+    assert (found.severity, found.limit) == (severity, 30.0)
+    assert found.message.startswith("in a model as it was drawn, the gain is 15.1") == (kind == "layernorm")
+    assert judge("NP111", b.gain(held=b.moved(peak=15.0)), norms=norms, init=b.init(0.9)) == ()
+
+
+@pytest.mark.parametrize("held", [{"count": 7}, {"non_finite": 1}, {"typical": 0.0}, {"peak": 1.1e6}])
 def test_np111_leaves_few_elements_and_the_faults_of_other_checks_alone(held: dict[str, Any]) -> None:
-    assert judge("NP111", b.gain(held=b.moved(peak=1e4, **held))) == ()
+    assert judge("NP111", b.gain(held=b.moved(**{"peak": 1e4} | held))) == ()
 
 
 def test_np111_is_one_finding_with_the_worst_first() -> None:
@@ -190,6 +199,14 @@ def test_np113_only_in_models_that_look_trained() -> None:
     assert one("NP113", *gains, init=b.init(0.49)).where == "blocks.0.norm"
     for drawn in (0.5, 1.0, None):
         assert judge("NP113", *gains, init=b.init(drawn)) == ()
+
+
+@pytest.mark.parametrize("held", [{"non_finite": 1}, {"peak": 1.1e6}])
+def test_np113_takes_no_unset_memory_for_a_trained_model(held: dict[str, Any]) -> None:
+    gains = (b.gain("blocks.0.norm"), b.gain("norm", b.moved(**held)))
+    found, (skip,) = run(b.document(norm_gains=gains, init=b.init(0.1)), [find("NP113")])
+    assert found == ()
+    assert "hold what nobody sets (NP109)" in skip.why
 
 
 @pytest.mark.parametrize(("role", "kind", "count"), [("pre", "layernorm", 1), ("key", "layernorm", 0)])
