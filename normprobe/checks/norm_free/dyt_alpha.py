@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
-from normprobe.records import BoundedNorm, Finding, ReportData, Severity
+from normprobe.records import BoundedNorm, ReportData, Severity
 
 
 @final
@@ -57,44 +58,55 @@ class DytAlpha(Check):
     straight: float = limit(0.003, unit=Unit.ONE, source="choice: a tenth of `small`, far below what any start gives")
 
     def check(self, data: ReportData) -> Outcome:
-        """Yield one finding a norm whose input is out of its bend, and one skip for those not measured."""
+        """Yield one finding for all norms at their limits, and one for each degree of those that run straight."""
         if not data.anatomy.norms:
             yield self.skip("no norm was found")
         known = {one.path: one for one in data.measurements.bounded_norms}
         missed = [n.path for n in data.anatomy.norms if n.kind == "dyt" and n.executed and n.path not in known]
         if missed:
             yield self.skip("what it is given was not measured", missed)
-        for one in known.values():
-            if not math.isfinite(one.output_rms):
-                yield self.skip("what it gives is not finite", [one.path])
-                continue
-            found = self._flat(one) or self._straight(one)
-            if found is not None:
-                yield found
+        broken = [one.path for one in known.values() if not math.isfinite(one.output_rms)]
+        if broken:
+            yield self.skip("what it gives is not finite", broken)
+        fed = [one for one in known.values() if one.path not in broken and one.input_rms]
+        flat = [one for one in fed if self.exceeds(one.saturated, self.saturated)]
+        low = [one for one in fed if one not in flat and self.exceeds(one.output_rms, least=self.small)]
+        still = [one for one in low if one.output_rms == 0]
+        straight = [one for one in low if one not in still and self.exceeds(one.output_rms, least=self.straight)]
+        yield from self._flat(flat, len(known))
+        yield from self._still(still)
+        yield from self._straight(straight, len(known), "straight", Severity.WARNING)
+        slightly = [one for one in low if one not in still and one not in straight]
+        yield from self._straight(slightly, len(known), "small", Severity.NOTE)
 
-    def _flat(self, one: BoundedNorm) -> Finding | None:
-        if not self.exceeds(one.saturated, self.saturated):
-            return None
-        text = (
-            f"{number(100 * one.saturated)} % of its elements are at a limit: its slope is too large for inputs of RMS "
-            f"{number(one.input_rms)}"
-        )
-        return self.finding(one.path, text, value=one.saturated, against="saturated", severity=Severity.WARNING)
-
-    def _straight(self, one: BoundedNorm) -> Finding | None:
-        if not self.exceeds(one.output_rms, least=self.small) or one.input_rms == 0:
-            return None
-        if one.output_rms == 0:
-            return self.finding(
-                one.path, "it gives its offset whatever comes in: its slope is 0", value=0.0, against="straight"
+    def _flat(self, found: Sequence[BoundedNorm], count: int) -> Outcome:
+        if found:
+            worst = max(found, key=lambda one: one.saturated)
+            yield self.finding(
+                worst.path,
+                f"{number(100 * worst.saturated)} % of its elements are at a limit: its slope is too large for inputs "
+                f"of RMS {number(worst.input_rms)}; {len(found)} of {count} such norms exceed the limit",
+                value=worst.saturated,
+                against="saturated",
+                severity=Severity.WARNING,
+                places=[one.path for one in found],
             )
-        warned = self.exceeds(one.output_rms, least=self.straight)
-        slope = one.output_rms / one.input_rms
-        return self.finding(
-            one.path,
-            f"it is the straight line {number(slope)} · x on inputs of RMS {number(one.input_rms)}, which reach "
-            f"{number(one.output_rms)} of its limit: nothing holds their scale",
-            value=one.output_rms,
-            against="straight" if warned else "small",
-            severity=Severity.WARNING if warned else Severity.NOTE,
-        )
+
+    def _still(self, found: Sequence[BoundedNorm]) -> Outcome:
+        if found:
+            text, paths = "it gives its offset whatever comes in: its slope is 0", [one.path for one in found]
+            yield self.finding(paths[0], text, value=0.0, against="straight", places=paths)
+
+    def _straight(self, found: Sequence[BoundedNorm], count: int, against: str, severity: Severity) -> Outcome:
+        if found:
+            worst = min(found, key=lambda one: one.output_rms)
+            yield self.finding(
+                worst.path,
+                f"it is the straight line {number(worst.output_rms / worst.input_rms)} · x on inputs of RMS "
+                f"{number(worst.input_rms)}, which reach {number(worst.output_rms)} of its limit: nothing holds their "
+                f"scale; {len(found)} of {count} such norms are below the limit",
+                value=worst.output_rms,
+                against=against,
+                severity=severity,
+                places=[one.path for one in found],
+            )

@@ -116,9 +116,9 @@ class NfnetScale(Check):
     def _told(self, off: list[tuple[Row, float, str]], count: int) -> Outcome:
         for against in dict.fromkeys(against for _, _, against in off):
             found = [(row, ratio) for row, ratio, limit_ in off if limit_ == against]
-            row, ratio = max(found, key=lambda pair: _apart(pair[1], 1.0))
+            row, ratio = found[0]  # what is off further on may follow from it
             factor = row.branch.entry.scale if row.branch.entry is not None else None
-            through = "" if factor is None else f", the stream times {number(factor)},"
+            through = "" if factor in (None, 1.0) else f", the stream times {number(factor)},"
             yield self.finding(
                 row.branch.path,
                 f"what its first weights are given{through} has a standard deviation of {number(row.std)}, "

@@ -145,6 +145,19 @@ def test_np802_at_its_limits(facts: dict[str, Any], expected: Severity | None) -
     assert severity(dyt(**facts)) == expected
 
 
+def test_np802_gathers_all_norms_and_names_the_worst() -> None:
+    shares, sizes = (0.6, 0.9, 0.0, 0.0, 0.0), (0.9, 0.95, 0.02, 0.01, 0.001)
+    rows = [b.bounded(f"{i}", saturated=a, output_rms=r) for i, (a, r) in enumerate(zip(shares, sizes, strict=True))]
+    found = judged("NP802", b.document(norms=(b.norm(kind="dyt"),), bounded_norms=(*rows, b.bounded())))
+    told = [(one.severity, one.where, one.every_place) for one in found]
+    assert told == [
+        (Severity.WARNING, "1", ("0", "1")),
+        (Severity.WARNING, "4", ("4",)),
+        (Severity.NOTE, "3", ("2", "3")),
+    ]
+    assert "2 of 6 such norms" in found[0].message
+
+
 def test_np802_skips_what_was_not_measured() -> None:
     for rows, why in (((), "what it is given was not measured"), ((math.nan,), "what it gives is not finite")):
         bounded = tuple(b.bounded(output_rms=value) for value in rows)
@@ -179,6 +192,7 @@ def held(
         ((0.1, 0.1, 0.1), []),
         ((0.09, 0.09, 0.09), [("blocks.0", "between")]),
         ((3.0, 3.0, 3.0), [("blocks.0", "most")]),
+        ((1.0, 3.0, 9.0, 1.0), [("blocks.1", "most")]),
         ((1.0, 10.0, 0.1), [("blocks.1", "most"), ("blocks.2", "least")]),
         ((1.0, math.nan, 1.0), [("blocks.1", "most")]),
         ((0.0, 0.0, 0.0), [("blocks.0", "between")]),
