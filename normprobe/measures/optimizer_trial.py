@@ -53,7 +53,7 @@ def group_of(optimizer: Optimizer, group: Mapping[str, Any], device: torch.devic
         )
         return OptimizerGroup(**said, decay=None, step=None, reason=reason)
     bounded = large > 0 and abs(large - small) <= _SAME * large
-    why = "" if bounded else "the size of its steps follows the gradient"
+    why = "" if bounded else 'the size of its steps follows the gradient, which level "backward" measures'
     return OptimizerGroup(**said, decay=idle, step=large if bounded else None, reason=why)
 
 

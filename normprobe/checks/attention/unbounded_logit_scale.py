@@ -18,7 +18,8 @@ class UnboundedLogitScale(Check):
 
     Whether something on the way from the parameters of a learned scale of attention (a temperature) to the logits holds
     it under a largest value: a clamp with a maximum, a sigmoid, a softmax. What a training loop does to the parameter
-    itself cannot be seen.
+    itself cannot be seen. Temperatures of other products, as of CLIP's contrastive logits, are not looked at: nothing
+    tells them from the scale of any output.
 
     ## Why it matters
 
