@@ -139,7 +139,6 @@ REASONS: tuple[Reason, ...] = (
         "nn.TransformerEncoder copies one layer: all start with the same weights, and their writes point the same way",
     ),
     Reason("NP305", "warning", "^registered:MobileViTFor", _VANISHED),
-    Reason("NP306", "warning", "^registered:MobileViT(V2)?For", _VANISHED),
     Reason(
         "NP306",
         "warning",
@@ -167,16 +166,11 @@ REASONS: tuple[Reason, ...] = (
         "^trained:all-MiniLM-L6-v2$",
         "logits of its first layer come from large query and key biases; softmax sees their differences alone",
     ),
-    *(Reason(code, "warning", _GEMMA4, _WIDE_HEADS) for code in ("NP401", "NP402", "NP403")),
+    *(Reason(code, "warning", _GEMMA4, _WIDE_HEADS) for code in ("NP401", "NP402", "NP403", "NP404")),
     *(Reason(code, "warning", _CPM, _UNIT) for code in ("NP401", "NP402", "NP403")),
     Reason(
         "NP404", "warning", "^registered:CvtFor", "its scale is that of the full width, where heads have 64 features"
     ),
-    # gradients
-    Reason(
-        "NP501", "warning", "^registered:LasrFor", "features enter at an RMS of 0.01: the first norms amplify gradients"
-    ),
-    Reason("NP503", "warning", _AUDIO, f"{_SUBSAMPLED}, and amplify gradients by a thousand"),
     # batch norm
     Reason(
         "NP705",
