@@ -65,7 +65,7 @@ def said_table(results: Sequence[dict[str, Any]], code: str, only: str = "") -> 
 def _row(key: tuple[int, str, str, str], members: list[tuple[str, dict[str, Any]]]) -> str:
     rank, code, name, why = key
     models = list(dict.fromkeys(short(model) for model, _ in members))
-    named = ", ".join(models[:NAMED]) + (f" and {len(models) - NAMED} more" if len(models) > NAMED else "")
+    named = "; ".join(models[:NAMED]) + (f" and {len(models) - NAMED} more" if len(models) > NAMED else "")
     values = [f["value"] for _, f in members if isinstance(f["value"], int | float)]
     span = f"{min(values):.3g} to {max(values):.3g}" if len(set(values)) > 1 else f"{values[0]:.3g}" if values else ""
     return f"| {SEVERITIES[rank]} {code} {name} | {span} | {named} | {why} |"

@@ -74,7 +74,7 @@ def _row(name: str, limit: float, places: list[Near], rising: bool, results: Seq
     sound = [place for place in others if (place.at <= limit if rising else place.at >= limit)]
     beyond = [place for place in others if place not in sound]
     nearest = sorted(sound, key=lambda place: -place.at if rising else place.at)[:NEAREST]
-    told = ", ".join(f"{place.at:.2g} ({short(place.model)})" for place in nearest) or "–"
+    told = "; ".join(f"{place.at:.2g} ({short(place.model)})" for place in nearest) or "–"
     out = f"{len(beyond)}: {_span([place.at for place in beyond])}" if beyond else "none"
     own = "; ".join(f"{short(place.model)} {place.at:.2g}" for place in places if place.model in trained) or "–"
     way = "at most" if rising else "at least"

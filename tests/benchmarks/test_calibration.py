@@ -102,7 +102,7 @@ def test_findings_are_gathered_by_reason_and_the_worst_come_first(monkeypatch: p
     third = row("deep:c", ("NP301", "warning", "it grows", 9.0))
     assert said_table([SAID, other, third], "NP3").splitlines()[2:] == [
         "| warning NP301 name | 9 | c | **none given** |",
-        "| warning NP301 name | 3 to 5 | a, b | it does |",
+        "| warning NP301 name | 3 to 5 | a; b | it does |",
         "| note NP307 name | 1.5 | a |  |",
     ]
     assert said_table([SAID], "NP3", only="NP307").splitlines()[2:] == ["| note NP307 name | 1.5 | a |  |"]
@@ -115,7 +115,7 @@ def test_a_limit_is_shown_with_the_sound_models_nearest_to_it_and_those_beyond()
 
     rows = [at("deep:a", 1.2), at("deep:b", 0.5), at("truth:c", 2.5), at("trained:d", 1.33)]
     (line,) = turns_table(rows, "NP3").splitlines()[2:]
-    assert line == "| NP301 `max_excess` | at most 2 | 3 | 1.2 (a), 0.5 (b) | 1: 2.5 | d 1.3 |"
+    assert line == "| NP301 `max_excess` | at most 2 | 3 | 1.2 (a); 0.5 (b) | 1: 2.5 | d 1.3 |"
     assert turns_table(rows, "NP4") == ""
 
 

@@ -51,7 +51,9 @@ class GradientImbalance(Check):
     needs = NEEDS
 
     max_ratio: float = limit(
-        30.0, unit=Unit.RATIO, source="choice: twice the largest, 14, of standard models of 12 to 24 blocks at init"
+        30.0,
+        unit=Unit.RATIO,
+        source="choice: half as much again as the largest of sound models, 20 (docs/calibration.md#gradients)",
     )
 
     def check(self, data: ReportData) -> Outcome:

@@ -53,7 +53,7 @@ class CollapsingTokens(EachStreamCheck):
     least_spread: float = limit(
         0.01,
         unit=Unit.RATIO,
-        source="choice: a mean cosine of 0.99; sound streams with attention end at 0.91 at most "
+        source="choice: a mean cosine of 0.99; sound streams with attention end at 0.95 at most "
         "(docs/calibration.md#signal)",
     )
     least_kept: float = limit(

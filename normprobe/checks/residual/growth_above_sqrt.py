@@ -56,7 +56,7 @@ class GrowthAboveSqrt(EachStreamCheck):
     max_excess: float = limit(
         2.0,
         unit=Unit.RATIO,
-        source="choice: twice what independent writes give (Xiong et al. 2020, lemma 2); sound models reach 1.3 "
+        source="choice: twice what independent writes give (Xiong et al. 2020, lemma 2); sound models reach 1.7 "
         "(docs/calibration.md#signal)",
     )
 
