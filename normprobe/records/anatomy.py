@@ -239,14 +239,14 @@ class Anatomy(Record):
         return next((n for n in self.norms if n.path == path), None)
 
     def held_by_constants(self, stream: Stream) -> bool:
-        """Whether constants in place of norms hold the scale of `stream`: no branch has a norm, and one is read through
-        a constant, or is written through a factor and has standardised weights (Brock et al. 2021)."""
+        """Whether constants in place of norms hold the scale of `stream`: no branch has a norm, and one is written
+        through a factor and reads through a constant or by standardised weights (Brock et al. 2021). A constant on the
+        way in alone may be the gain of an activation."""
         if any(branch.pre_norm or branch.output_norm or branch.post_norm for branch in stream.branches):
             return False
         standardised = {one.parameter for one in self.reparametrizations if one.kind == "weight_standardization"}
         return any(
-            branch.entry.scale not in (None, 1.0)
-            or (branch.branch_scale.kind in ("constant", "scalar") and not standardised.isdisjoint(branch.readers))
+            branch.entry.scale not in (None, 1.0) or not standardised.isdisjoint(branch.readers)
             for branch in stream.branches
-            if branch.entry is not None
+            if branch.entry is not None and branch.branch_scale.kind in ("constant", "scalar")
         )

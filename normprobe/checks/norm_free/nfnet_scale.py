@@ -26,9 +26,9 @@ class NfnetScale(Check):
 
     ## What it measures
 
-    For streams without norms that are held at a scale by constants, x + α · f(x / β): branches that read the trunk
-    through a constant, or write to it through one and have standardised weights. The standard deviation of what
-    the first weights of each branch are given, in a model that does not look trained.
+    For streams without norms that are held at a scale by constants, x + α · f(x / β): branches that are written
+    through a factor, and read the trunk through a constant or by standardised weights. The standard deviation of
+    what the first weights of each branch are given, in a model that does not look trained.
 
     1/β is there to make it 1, and all of a stage the same: an activation lowers it (to 0.56 by silu, 0.58 by relu,
     whose gain may be part of the weights), and so does a pooling between stages, by what the neighbours differ. So a

@@ -220,6 +220,7 @@ def test_np803_lets_a_pooling_between_stages_lower_all_that_follows() -> None:
 def test_np803_is_silent_where_no_constants_hold_the_stream_and_in_a_trained_model() -> None:
     assert judged("NP803", held(1.0, 9.0, drawn=0.1)) == ()
     assert judged("NP803", held(1.0, 9.0, scale=1.0)) == ()
+    assert judged("NP803", held(1.0, 9.0, branch_scale=BranchScale())) == ()  # it may be the gain of an activation
     assert judged("NP803", held(1.0, 9.0, pre_norm="n")) == ()
     assert len(judged("NP803", held(1.0, 9.0, drawn=None))) == 1
 
