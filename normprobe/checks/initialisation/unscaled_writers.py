@@ -7,19 +7,25 @@ from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
 from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
-from normprobe.records import Initialisation, ReportData, Severity, Stream
+from normprobe.records import Initialisation, ReportData, Severity, Stream, WeightMeasure
+from normprobe.records.weights import WeightRole
+
+_BY_FANS = ("torch_default", "xavier", "lecun", "kaiming", "kaiming_fan_out")  # the narrowest first
+_BY_DEPTH = ("ds_init", "deepnorm", "t_fixup_encoder", "t_fixup_decoder", "fixup", "wang_init", "zero")
 
 
 @final
 @dataclass(frozen=True)
 class UnscaledWriters(DrawnCheck):
-    """The weights that write to a deep stream are drawn as large as all others, and it grows by them.
+    """The weights that write to a deep stream are drawn without regard to its depth, and it grows.
 
     ## What it measures
 
-    For each stream of many writes whose sum is not normed: whether the weights that write to it are drawn with
-    the same fixed standard deviation as those that read it, none by a recipe that knows the depth; and how often
-    its RMS at the end is that at the entry. A note: most models since 2020 begin so and train well.
+    For each stream of many writes that no norm follows, on the write or on the sum: whether the weights that write to
+    it are drawn without regard to its depth, and how often its RMS at the end is that at the entry. Without regard to
+    depth are all writers by Xavier's, LeCun's, Kaiming's or torch's default recipe, or with one standard deviation
+    that is also that of the weights that read the stream; and not by one recipe that knows the depth. A note: most
+    models since 2020 begin so and train well.
 
     ## Why it matters
 
@@ -55,32 +61,51 @@ class UnscaledWriters(DrawnCheck):
     def judge(self, init: Initialisation, data: ReportData) -> Outcome:
         """Yield one note for each stream that grows by unscaled writers."""
         for index, stream in enumerate(data.anatomy.streams):
-            std = _unscaled(index, init, data)
+            held = _held(index, init, data)
+            how = _unscaled(held["writer"], held["reader"])
             growth = _growth(stream, data)
-            if stream.placement in ("post", "deepnorm") or std is None or growth is None:
+            normed = any(b.output_norm or b.post_norm for b in stream.branches)
+            if normed or how is None or growth is None:
                 continue
             writes = len(stream.branches)
             if writes >= self.min_writes and self.exceeds(growth, self.max_growth):
                 yield self.finding(
                     stream.name,
-                    f"all {writes} writes come from weights drawn with a standard deviation of {number(std)} like the "
-                    f"readers', and the RMS of the stream grows to {number(growth)} times that at the entry; "
-                    f"divided by √{writes} it would be {number(std / writes**0.5)}",
+                    f"all {writes} writes come from weights drawn {how}, and the RMS of the stream grows to "
+                    f"{number(growth)} times that at the entry; divided by √{writes}, {number(writes**0.5)}, they "
+                    "would be as large together as one",
                     value=growth,
                     against="max_growth",
                 )
 
 
-def _unscaled(stream: int, init: Initialisation, data: ReportData) -> float | None:
-    """The standard deviation that writers and readers of a stream share by a fixed recipe; None where they do not."""
+def _held(stream: int, init: Initialisation, data: ReportData) -> dict[WeightRole, list[WeightMeasure]]:
+    """The weights that write to a stream and those that read it."""
     roles = {site.parameter: site.roles for site in data.anatomy.weights if site.stream == stream}
-    held = [w for w in init.weights if w.parameter in roles]
-    fixed = {role: [w for w in held if role in w.roles] for role in ("writer", "reader")}
-    if not fixed["writer"] or not fixed["reader"]:
+    held = [weight for weight in init.weights if weight.parameter in roles]
+    return {"writer": [w for w in held if "writer" in w.roles], "reader": [w for w in held if "reader" in w.roles]}
+
+
+def _unscaled(writers: list[WeightMeasure], readers: list[WeightMeasure]) -> str | None:
+    """How writers were drawn if their depth had no part in it, in words; None where it had, or that is not known."""
+    if not writers or not readers or any(map(_knows_depth, _common(writers))):
         return None
-    names = [{name for name in w.recipes if name.startswith("fixed_")} for group in fixed.values() for w in group]
-    deep = any(name.endswith("_depth") for w in fixed["writer"] for name in w.recipes)
-    return None if deep or not set.intersection(*names) else fixed["writer"][0].std
+    every = [*writers, *readers]
+    low, high = max(w.interval[0] for w in every), min(w.interval[1] for w in every)
+    if low <= high:
+        return f"with a standard deviation of {number(writers[0].std)} like the readers'"
+    names = [next((name for name in _BY_FANS if name in weight.recipes), None) for weight in writers]
+    told = [name for name in dict.fromkeys(names) if name is not None]
+    return None if None in names else f"by {' and '.join(told)}"
+
+
+def _common(weights: list[WeightMeasure]) -> set[str]:
+    """The recipes that fit all of them."""
+    return set.intersection(*({*weight.recipes} for weight in weights))
+
+
+def _knows_depth(recipe: str) -> bool:
+    return recipe.endswith("_depth") or recipe in _BY_DEPTH
 
 
 def _growth(stream: Stream, data: ReportData) -> float | None:

@@ -77,10 +77,42 @@ def test_np601_passes_what_is_normed_or_drawn_for_relu(more: dict[str, Any]) -> 
     assert judge("NP601", stack(**{"layers": 20, "moment": 0.5, "recipe": "xavier"} | more)) == ((), ())
 
 
-def test_np602_notes_a_deep_stream_that_grows() -> None:
-    (found,), _ = judge("NP602", b.unscaled(24))
+def drawn_as(data: ReportData, role: str, **facts: Any) -> ReportData:
+    """The same with other facts of the weights of this role."""
+    init = data.measurements.init
+    assert init is not None
+    rows = tuple(w.model_copy(update=facts) if role in w.roles else w for w in init.weights)
+    measured = data.measurements.model_copy(update={"init": init.model_copy(update={"weights": rows})})
+    return data.model_copy(update={"measurements": measured})
+
+
+def normed_streams(field: str) -> ReportData:
+    """Writes that grow a stream, with a norm behind each or behind each sum."""
+    data = b.unscaled(24)
+    (stream,) = data.anatomy.streams
+    branches = tuple(branch.model_copy(update={field: f"{branch.path}.after"}) for branch in stream.branches)
+    streams = (stream.model_copy(update={"branches": branches}),)
+    return data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"streams": streams})})
+
+
+NO_RECIPE: dict[str, Any] = {"recipes": (), "std": 0.1, "interval": (0.099, 0.101)}
+SMALL: dict[str, Any] = {"interval": (0.010, 0.011)}
+
+
+@pytest.mark.parametrize(
+    ("data", "how"),
+    [
+        (b.unscaled(24), "with a standard deviation of 0.02 like the readers'"),
+        (drawn_as(drawn_as(b.unscaled(24), "writer", **NO_RECIPE), "reader", **NO_RECIPE), "like the readers'"),
+        (drawn_as(b.unscaled(24, recipes=("xavier",)), "writer", **SMALL), "by xavier"),
+        (drawn_as(b.unscaled(24, recipes=("lecun", "torch_default")), "writer", **SMALL), "by torch_default"),
+    ],
+)
+def test_np602_notes_a_deep_stream_that_grows(data: ReportData, how: str) -> None:
+    (found,), _ = judge("NP602", data)
     assert (found.severity.value, found.value) == ("note", 2.5)
-    assert found.message.endswith("divided by √24 it would be 0.004082")
+    assert f"{how}, and the RMS of the stream grows to 2.5 times" in found.message
+    assert "divided by √24, 4.899," in found.message
 
 
 @pytest.mark.parametrize(
@@ -90,8 +122,12 @@ def test_np602_notes_a_deep_stream_that_grows() -> None:
         b.unscaled(24, grown=2.0),
         b.unscaled(24, recipes=("gpt2_depth",)),
         b.unscaled(24, recipes=("fixed_0.02", "gpt2_depth")),
-        b.unscaled(24, recipes=("fixed_0.006",)),
-        b.unscaled(24).model_copy(update={"anatomy": b.document(streams=(b.stream(placement="post"),)).anatomy}),
+        b.unscaled(24, recipes=("xavier", "fixup")),
+        b.unscaled(24, recipes=("zero",)),
+        drawn_as(b.unscaled(24, recipes=("fixed_0.006",)), "writer", **SMALL),
+        drawn_as(b.unscaled(24, recipes=()), "writer", **SMALL),
+        normed_streams("post_norm"),
+        normed_streams("output_norm"),
     ],
 )
 def test_np602_passes_shallow_even_and_scaled_streams(data: ReportData) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normprobe import probe
 from normprobe.records import Finding, Stream
+from tests import models
 
 transformers = pytest.importorskip("transformers")
 IDS = {"input_ids": torch.arange(3, 19)[None]}
@@ -76,6 +77,26 @@ def test_gpt2_without_the_scale_of_its_writers() -> None:
     assert warned.value == pytest.approx(math.sqrt(24), rel=0.02)
     assert len(warned.places) == 24
     assert "divided by √24" in noted.message
+
+
+@pytest.mark.parametrize(
+    ("init", "how"),
+    [
+        (nn.init.xavier_uniform_, "drawn by xavier"),
+        (lambda w: nn.init.normal_(w, 0.0, 0.3), "drawn with a standard deviation of 0.3"),
+        (lambda w: nn.init.xavier_uniform_(w, gain=24**-0.5), None),
+    ],
+)
+def test_a_deep_stream_drawn_by_other_recipes(init: Callable[[Tensor], Any], how: str | None) -> None:
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [models.Block(models.layer_norm, "pre") for _ in range(12)]
+    model = models.Decoder(blocks, models.layer_norm()).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "blocks" in name:
+            init(parameter)
+    notes = [f.message for f in found(model) if f.code == "NP602"]
+    assert len(notes) == (how is not None)
+    assert all(how in note for note in notes if how is not None)
 
 
 @pytest.mark.parametrize("build", MODELS)
