@@ -54,20 +54,23 @@ class Unit(str, Enum):
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit as the documentation shows it: `name` is the field of the check that holds `value`."""
+    """A limit as the documentation shows it: `name` is the field of the check that holds `value`, `least` what settings
+    may lower it to."""
 
     name: str
     value: float
     unit: str
     source: str
+    least: float = 0.0
 
 
-def limit(value: float, *, unit: Unit, source: str) -> float:
+def limit(value: float, *, unit: Unit, source: str, least: float = 0.0) -> float:
     """A field of a check that holds a limit, its unit and where it comes from.
 
     Args:
         value: the default, a finite number.
         unit: unit of `value`.
+        least: what the limit may be lowered to, where the measure keeps nothing below.
         source: a paper and section, a standard, a page of this documentation, or an honest "choice: …".
 
     Raises:
@@ -76,7 +79,7 @@ def limit(value: float, *, unit: Unit, source: str) -> float:
     """
     if not math.isfinite(value) or not source.strip():
         raise ValueError(f"a limit needs a finite value and a source, found value {value!r}, source {source!r}")
-    return field(default=value, metadata={"unit": unit, "source": source})
+    return field(default=value, metadata={"unit": unit, "source": source, "least": least})
 
 
 def _several(where: str, places: Iterable[str]) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ class Check(ABC):
         since: version of normprobe that first had it.
         needs: what has to be known before it can speak.
         fix: name of the rewrite that mends what it finds, or None.
+        gives_way: codes of checks of a cause: where one of them found something and was heard, this one is left out.
     """
 
     code: ClassVar[str]
@@ -109,6 +113,7 @@ class Check(ABC):
     since: ClassVar[str]
     needs: ClassVar[Needs] = Needs.STRUCTURE
     fix: ClassVar[str | None] = None
+    gives_way: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def check(self, data: ReportData) -> Outcome:
@@ -135,10 +140,10 @@ class Check(ABC):
     @classmethod
     def limits(cls) -> tuple[Limit, ...]:
         """The limits of this check in the order of their declaration, with their default values."""
+        held = [(item, item.metadata) for item in dataclasses.fields(cls) if "source" in item.metadata]
         return tuple(
-            Limit(item.name, getattr(cls, item.name), item.metadata["unit"].value, item.metadata["source"])
-            for item in dataclasses.fields(cls)
-            if "source" in item.metadata
+            Limit(item.name, getattr(cls, item.name), told["unit"].value, told["source"], told["least"])
+            for item, told in held
         )
 
     @classmethod

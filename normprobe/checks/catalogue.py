@@ -34,9 +34,19 @@ def run(data: ReportData, checks: Iterable[Check] = ALL) -> tuple[tuple[Finding,
     Returns:
         The findings as `ranked` gives them, and what was skipped, in the order of the checks.
     """
+    checks = tuple(checks)
     outcomes = [outcome for check in checks for outcome in check.run(data)]
     skipped = (outcome for outcome in outcomes if isinstance(outcome, Skipped))
-    return ranked(outcome for outcome in outcomes if isinstance(outcome, Finding)), tuple(dict.fromkeys(skipped))
+    found = (outcome for outcome in outcomes if isinstance(outcome, Finding))
+    return ranked(unless_said(found, checks)), tuple(dict.fromkeys(skipped))
+
+
+def unless_said(findings: Iterable[Finding], checks: Iterable[Check]) -> list[Finding]:
+    """The findings without those of checks that give way to one that found something."""
+    every = list(findings)
+    said = {finding.code for finding in every}
+    silent = {check.code for check in checks if said.intersection(check.gives_way)}
+    return [finding for finding in every if finding.code not in silent]
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeAlias
 
 from normprobe.checks.base import Check, Outcome, SweepCheck
-from normprobe.checks.catalogue import ALL, find, matching, ranked
+from normprobe.checks.catalogue import ALL, find, matching, ranked, unless_said
 from normprobe.checks.silence import Again, heard, silences, thinned, without
 from normprobe.checks.toml_lines import dotted
 from normprobe.errors import SettingError
@@ -43,7 +43,7 @@ def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) 
     said = {
         "settings": settings,
         "checks": tuple(check.code for check in asked),
-        "findings": ranked(findings),
+        "findings": ranked(unless_said(findings, asked)),
         "ignored": (*ignored, *silenced),
         "skipped": tuple(dict.fromkeys(skipped)),
     }
@@ -165,17 +165,24 @@ def _limits(settings: Settings, keys: _Keys, checks: tuple[Check, ...]) -> dict[
                     expected="one of them",
                     found=f"{called[check.code]} and {word}",
                 )
-        known = [limit.name for limit in check.limits()]
-        for name in values:
+        for name, value in values.items():
             with placed(keys.name("limits", word, name)):
-                _check_limit(name, known, check)
+                _check_limit(name, value, check)
         found[check.code], called[check.code] = dict(values), word
     return found
 
 
-def _check_limit(name: str, known: list[str], check: Check) -> None:
-    if name in known:
+def _check_limit(name: str, value: float, check: Check) -> None:
+    limits = {limit.name: limit for limit in check.limits()}
+    if name in limits and value >= limits[name].least:
         return
+    if name in limits:
+        raise SettingError(
+            f"{check.code} {check.name} cannot judge by a {name} of {value:g}",
+            expected=f"{limits[name].least:g} or more: what is smaller is not kept when it is measured",
+            found=f"{value:g}",
+        )
+    known = list(limits)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     raise SettingError(
         f"{check.code} {check.name} has no limit {name!r}",

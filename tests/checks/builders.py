@@ -457,7 +457,7 @@ def document(
         "residual": (residual(),),
         "attention": (logits(3.0, 4.0),),
         "output_finite": True,
-        "gradients": gradients(),
+        "gradients": gradients(slope=0.0, interval=(-0.1, 0.1)),
     }
     return ReportData(
         target=Target(name="tiny", dtype=dtype),

@@ -14,6 +14,7 @@ from normprobe.checks import ALL, SweepCheck, chosen_checks, judged, run
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.silence import covers
 from normprobe.errors import SettingError
+from normprobe.measures import massive, outliers
 from normprobe.records import ReportData, Settings, Severity, Skipped
 from tests.checks import builders as b
 
@@ -159,6 +160,14 @@ def test_a_finding_speaks_of_the_places_that_are_left() -> None:
         ("NP401", "in per-path-ignores of vision", 1)
     ]
     assert judged(data, Settings(select=ONLY, per_path_ignores={"vision": ("4",), "text.*": ("4",)})).findings == ()
+
+
+@pytest.mark.parametrize(("name", "measured"), [("max_ratio", massive.RATIO), ("max_channel_ratio", outliers.RATIO)])
+def test_a_limit_goes_no_lower_than_what_is_measured(name: str, measured: float) -> None:
+    assert codes(Settings(limits={"NP303": {name: measured}}))
+    told = rf"`limits\.NP303\.{name}` of the settings: NP303 .* cannot judge by a {name} of {measured - 1:g}"
+    with pytest.raises(SettingError, match=told):
+        chosen_checks(Settings(limits={"NP303": {name: measured - 1}}))
 
 
 @final

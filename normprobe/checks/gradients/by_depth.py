@@ -4,13 +4,14 @@ layer, back to the first."""
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
-from normprobe.checks.base import Needs
+from normprobe.checks.base import Check, Needs, Outcome
 from normprobe.records import GradientMeasure, ReportData, Severity
 
 NEEDS = Needs.STRUCTURE | Needs.FORWARD | Needs.BACKWARD
-FAR = 1e3  # how far the gradient may go before it counts as vanishing or exploding
+FAR = 1e3  # how far the gradient may go, down or up, before it counts as vanishing or exploding
 SOURCE = "choice: a thousandfold between two ends of a model, which one learning rate and clip seldom serve"
 
 
@@ -46,17 +47,29 @@ def way_back(gradients: GradientMeasure) -> Way | None:
     return Way(first, last, path, end, len(rows), what)
 
 
-def unjudged(data: ReportData) -> str:
-    """Why no gradient by depth is there to judge; empty where one is."""
-    gradients = data.measurements.gradients
-    if gradients is None:
-        return "no gradients were measured"
-    return "" if way_back(gradients) is not None else "no finite gradient reached two places of a stream or layers"
-
-
 def severity(data: ReportData) -> Severity:
     """A warning. A note of a model that was trained, as it has shown that it learns; and of one with batch norms whose
     statistics were never moved, as these norm nothing in eval mode, in which gradients are taken."""
     init, batchnorm = data.measurements.init, data.measurements.batchnorm
     fresh = batchnorm is not None and any(site.default and site.keeps == "moving" for site in batchnorm.sites)
     return Severity.NOTE if fresh or (init is not None and init.trained) else Severity.WARNING
+
+
+@dataclass(frozen=True)
+class WayCheck(Check):
+    """Base of a check of how far a gradient goes on its way back."""
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield what `judge` says of the way back, or why there is none."""
+        gradients = data.measurements.gradients
+        way = None if gradients is None else way_back(gradients)
+        if gradients is None:
+            yield self.skip("no gradients were measured")
+        elif way is None:
+            yield self.skip("no finite gradient reached two places of a stream or layers")
+        else:
+            yield from self.judge(way, severity(data))
+
+    @abstractmethod
+    def judge(self, way: Way, severity: Severity) -> Outcome:
+        """Yield one finding where the gradient goes too far; `severity` is what the model deserves."""

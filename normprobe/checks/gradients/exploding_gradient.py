@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Outcome, Unit, limit, number
-from normprobe.checks.gradients.by_depth import FAR, NEEDS, SOURCE, severity, unjudged, way_back
-from normprobe.records import ReportData, Severity
+from normprobe.checks.base import Outcome, Unit, limit, number
+from normprobe.checks.gradients.by_depth import FAR, NEEDS, SOURCE, Way, WayCheck
+from normprobe.records import Severity
 
 
 @final
 @dataclass(frozen=True)
-class ExplodingGradient(Check):
+class ExplodingGradient(WayCheck):
     """The gradient grows on its way from the output back to the first block.
 
     ## What it measures
@@ -49,18 +49,14 @@ class ExplodingGradient(Check):
 
     max_ratio: float = limit(FAR, unit=Unit.RATIO, source=SOURCE)
 
-    def check(self, data: ReportData) -> Outcome:
+    def judge(self, way: Way, severity: Severity) -> Outcome:
         """Yield one finding where too much of a gradient reaches the first place."""
-        gradients = data.measurements.gradients
-        way = None if gradients is None else way_back(gradients)
-        if way is None:
-            yield self.skip(unjudged(data))
-        elif self.exceeds(way.ratio, self.max_ratio):
+        if self.exceeds(way.ratio, self.max_ratio):
             yield self.finding(
                 way.path,
                 f"the gradient {way.what} is {number(way.ratio)} times larger here than at {way.end}, "
                 f"{way.count} places away",
                 value=way.ratio,
                 against="max_ratio",
-                severity=severity(data),
+                severity=severity,
             )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome, Unit, limit, number
-from normprobe.checks.gradients.by_depth import FAR, NEEDS, severity, unjudged, way_back
-from normprobe.records import Finding, GradientMeasure, ReportData, Severity
+from normprobe.checks.gradients.by_depth import NEEDS, severity
+from normprobe.records import Finding, GradientMeasure, ReportData, Severity, Skipped
 
 
 @final
@@ -23,7 +23,8 @@ class GradientImbalance(Check):
     kinds span. It is a finding where that exceeds
     the limit in either direction and the 95 % interval of the slope does not hold 0. The closed form for the
     placement stands beside it: a constant for Pre-LN, a slope of ½ ln(1 + r²) a branch for Post-LN with branches
-    of RMS r. Where the gradient itself vanishes or explodes on its way, NP502 or NP503 say so instead.
+    of RMS r. Where the gradient itself vanishes or explodes on its way, and NP502 or NP503 are heard, they say so
+    instead.
 
     ## Why it matters
 
@@ -49,6 +50,7 @@ class GradientImbalance(Check):
 
     code, name, severity, since = "NP501", "gradient-imbalance", Severity.WARNING, "0.1.0"
     needs = NEEDS
+    gives_way = "NP502", "NP503"
 
     max_ratio: float = limit(
         30.0,
@@ -59,18 +61,26 @@ class GradientImbalance(Check):
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding where the line through the gradients is too steep."""
         gradients = data.measurements.gradients
-        if gradients is None or (not gradients.branches and not gradients.layers):
-            yield self.skip(unjudged(data))
-            return
-        interval, span = gradients.interval, max((kind.span for kind in gradients.kinds), default=0)
-        if interval is None or interval[0] <= 0 <= interval[1]:
-            return
-        way = way_back(gradients)
-        if way is not None and self.exceeds(way.ratio, FAR, least=1 / FAR):
-            return
-        ratio = math.exp(abs(gradients.slope) * span)
-        if self.exceeds(ratio, self.max_ratio):
-            yield self._found(gradients, interval, span, ratio, severity(data))
+        if gradients is None:
+            yield self.skip("no gradients were measured")
+        elif gradients.interval is None:
+            yield self._unfit(gradients)
+        elif not gradients.interval[0] <= 0 <= gradients.interval[1]:
+            span = max((kind.span for kind in gradients.kinds), default=0)
+            ratio = math.exp(abs(gradients.slope) * span)
+            if self.exceeds(ratio, self.max_ratio):
+                yield self._found(gradients, gradients.interval, span, ratio, severity(data))
+
+    def _unfit(self, gradients: GradientMeasure) -> Skipped:
+        """Why there is no line with an interval."""
+        held = [b for b in gradients.branches if b.stream == gradients.stream and b.parameters]
+        if not held:
+            return self.skip("no branch of a residual stream has parameters: layers in a row are not compared")
+        if lost := [b.path for b in held if not math.isfinite(b.parameter_norm)]:
+            return self.skip("a gradient is not finite (NP504)", lost)
+        if idle := [b.path for b in held if b.parameter_norm == 0]:
+            return self.skip("the gradient of a branch is 0, and has no logarithm", idle)
+        return self.skip("there are too few branches of one kind for an interval of the slope")
 
     def _found(
         self,

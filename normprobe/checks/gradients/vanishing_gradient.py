@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.base import Check, Outcome, Unit, limit, number
-from normprobe.checks.gradients.by_depth import NEEDS, SOURCE, severity, unjudged, way_back
-from normprobe.records import ReportData, Severity
+from normprobe.checks.base import Outcome, Unit, limit, number
+from normprobe.checks.gradients.by_depth import FAR, NEEDS, SOURCE, Way, WayCheck
+from normprobe.records import Severity
 
 
 @final
 @dataclass(frozen=True)
-class VanishingGradient(Check):
+class VanishingGradient(WayCheck):
     """The gradient is lost on its way from the output back to the first block.
 
     ## What it measures
@@ -46,20 +46,16 @@ class VanishingGradient(Check):
     code, name, severity, since = "NP502", "vanishing-gradient", Severity.WARNING, "0.1.0"
     needs = NEEDS
 
-    min_ratio: float = limit(1e-3, unit=Unit.RATIO, source=SOURCE)
+    min_ratio: float = limit(1 / FAR, unit=Unit.RATIO, source=SOURCE)
 
-    def check(self, data: ReportData) -> Outcome:
+    def judge(self, way: Way, severity: Severity) -> Outcome:
         """Yield one finding where too little of the gradient reaches the first place."""
-        gradients = data.measurements.gradients
-        way = None if gradients is None else way_back(gradients)
-        if way is None:
-            yield self.skip(unjudged(data))
-        elif self.exceeds(way.ratio, least=self.min_ratio):
+        if self.exceeds(way.ratio, least=self.min_ratio):
             yield self.finding(
                 way.path,
                 f"of the gradient {way.what} a share of {number(way.ratio)} is left here, against that at {way.end}, "
                 f"{way.count} places away",
                 value=way.ratio,
                 against="min_ratio",
-                severity=severity(data),
+                severity=severity,
             )

@@ -52,6 +52,7 @@ class MassiveActivations(Check):
     max_ratio: float = limit(
         100.0,
         unit=Unit.RATIO,
+        least=100.0,
         source="choice: a tenth of the roughly 1,000 times the median of Sun et al. 2024, sec. 2, "
         "so that small models show theirs",
     )
@@ -59,6 +60,7 @@ class MassiveActivations(Check):
     max_channel_ratio: float = limit(
         20.0,
         unit=Unit.RATIO,
+        least=20.0,
         source="Dettmers et al. 2022 (LLM.int8), sec. 1: outlier features up to 20 times the others",
     )
 

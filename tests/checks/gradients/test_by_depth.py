@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normprobe import probe
-from normprobe.checks import find, run
-from normprobe.records import Finding, GradientLaw, GradientMeasure, Skipped
+from normprobe.checks import find, judged, run
+from normprobe.records import Finding, GradientLaw, GradientMeasure, Settings, Skipped
 from normprobe.records.gradients import LayerGradient
 from normprobe.records.init import Initialisation
 from tests.checks import builders as b
@@ -37,16 +37,49 @@ def test_np501_has_its_limit_in_both_directions(sign: int) -> None:
 def test_np501_needs_to_be_sure_of_the_slope() -> None:
     assert judge("NP501", b.sloping(2.0, 2.1)) == ((), ())
     assert [f.code for f in judge("NP501", b.sloping(2.0, 1.9))[0]] == ["NP501"]
-    assert judge("NP501", b.gradients(slope=9.0)) == ((), ())  # two branches: no interval
+
+
+def of_norms(*norms: float) -> GradientMeasure:
+    found = b.gradients(sizes=(0.1,) * len(norms))
+    rows = zip(found.branches, norms, strict=True)
+    branches = tuple(branch.model_copy(update={"parameter_norm": norm}) for branch, norm in rows)
+    return found.model_copy(update={"branches": branches})
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (b.gradients(slope=9.0), "there are too few branches of one kind for an interval of the slope"),
+        (of_norms(1.0, 0.0, 1.0), "the gradient of a branch is 0, and has no logarithm"),
+        (of_norms(1.0, 0.0, math.nan), "a gradient is not finite (NP504)"),
+        (
+            b.gradients(sizes=(), stream=None, layers=(LayerGradient(parameter="0.weight", output_norm=1.0),)),
+            "no branch of a residual stream has parameters: layers in a row are not compared",
+        ),
+        (None, "no gradients were measured"),
+    ],
+)
+def test_np501_says_why_there_is_no_line(found: GradientMeasure | None, why: str) -> None:
+    findings, skipped = judge("NP501", found)
+    assert (findings, [one.why for one in skipped]) == ((), [why])
 
 
 def test_np501_states_the_closed_form_and_leaves_the_far_ends_to_others() -> None:
     law = GradientLaw(slope=0.0, last_to_first=1.0, branch_rms=1.0, source="Xiong et al. 2020, sec. 3")
     (found,), _ = judge("NP501", b.sloping(-2.0, 0.1, expected=law))
     assert found.message.endswith("the closed form for this placement has the slope 0")
-    lost = b.gradients(sizes=(1e-9, 0.1, 0.1), slope=9.0, interval=(8.0, 10.0))
-    assert judge("NP501", lost) == ((), ())
-    assert [f.code for f in judge("NP502", lost)[0]] == ["NP502"]
+    steep = b.sloping(-2.0, 0.1)
+    first, *others = steep.branches
+    lost = steep.model_copy(update={"branches": (first.model_copy(update={"activation_rms": 1e-9}), *others)})
+    data = b.document(gradients=lost)
+    both = Settings(select=("NP501", "NP502", "NP503"))
+
+    def told(**more: Any) -> list[str]:
+        return [finding.code for finding in judged(data, both.model_copy(update=more)).findings]
+
+    assert told() == [f.code for f in run(data, [find(code) for code in ALL])[0]] == ["NP502"]
+    assert told(ignore=("NP502",)) == told(limits={"NP502": {"min_ratio": 0.0}}) == ["NP501"]
+    assert told(per_path_ignores={lost.branches[0].path: ("NP502",)}) == ["NP501"]
 
 
 @pytest.mark.parametrize(("code", "at"), [("NP502", 1e-3), ("NP503", 1e3)])
