@@ -12,6 +12,7 @@ from normprobe.capture.guard import without_autocast
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.measures.attention import LogitHandler, alike, tell
+from normprobe.measures.bounded import bend_handlers, read_bends
 from normprobe.measures.computed_weights import measure_computed_weights
 from normprobe.measures.entries import EntryHandler, entry_handlers
 from normprobe.measures.finite import all_finite, first_broken_module
@@ -71,6 +72,8 @@ def measure_signal(
     handlers.update(logits)
     entries = entry_handlers(anatomy)
     handlers.update(entries)
+    bends = bend_handlers(anatomy, seed, padding)
+    handlers.update(bends.values())
     for per_stream in writes.values():
         handlers.update(per_stream)
     watched = watch(model, inputs, handlers, everywhere=everywhere)
@@ -78,11 +81,12 @@ def measure_signal(
         streams, skipped = _streams(anatomy, writes, logits, watched)
         streams = tuple(map(partial(_with_entries, anatomy, entries), streams))
         attention, unseen = _attention(logits, watched)
+        bounded, unbent = read_bends(bends, watched)
     finite = _finite(model, inputs, streams, watched)
     if finite["output_finite"] is None:
         unseen.append(Skipped(what="outputs", why="the model returned no floating point tensor"))
-    everything = (*undecided(padding), *skipped, *unseen)
-    return Measurements(residual=streams, attention=attention, **finite), everything
+    everything = (*undecided(padding), *skipped, *unseen, *unbent)
+    return Measurements(residual=streams, attention=attention, bounded_norms=bounded, **finite), everything
 
 
 def _on_meta(model: nn.Module) -> bool:

@@ -31,7 +31,7 @@ def measure_level(
             model, inputs, anatomy, wanted.seed, exact=wanted.exact, everywhere=everywhere
         )
     stand_ins, unseen = bounded.record()
-    also = {"repeated_norms": repeats.record(), "bounded_norms": stand_ins}
+    also = {"repeated_norms": repeats.record(), "bounded_norms": (*stand_ins, *measured.bounded_norms)}
     measured, skipped = measured.model_copy(update=also), (*skipped, *unseen)
     if kept.norms and "batchnorm" not in wanted.measures and "all" not in wanted.measures:
         batchnorm, more = kept.record(kept.running())

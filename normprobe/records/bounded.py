@@ -10,9 +10,9 @@ class BoundedNorm(Record):
     """One norm of kind `dyt`, of outputs z without gain and offset: between -1 and 1, as tanh(alpha · x) is.
 
     Attributes:
-        path: of its module.
+        path: as in the Anatomy.
         basis: of the sampled elements of what it was given, over all executions, without padding.
-        input_rms: of these elements.
+        input_rms: of these elements; of a norm that is no module what its non-linearity is given, alpha · x.
         output_rms: of their z: near 1 where most are at a limit, near 0 where tanh(alpha · x) is alpha · x.
         saturated: share of them with |z| above 0.99.
     """

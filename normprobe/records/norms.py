@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from normprobe.records.base import Record
+from normprobe.records.sites import OpSite
 
 NormRole = Literal["pre", "output", "post", "final", "embedding", "query", "key", "inner", "head", "unused"]
 NormKind = Literal[
@@ -88,5 +89,6 @@ class NormSite(NormSpec):
     executed: bool = True
     module: bool = True
     follows: str | None = None
+    bend: OpSite | None = None
     idle_beside: tuple[str, ...] = ()
     class_name: str = Field(default="", alias="class")

@@ -46,23 +46,53 @@ def test_all_executions_count_and_padding_does_not() -> None:
     assert found.basis.count == 2 * inputs().numel()
 
 
-def test_norms_of_other_kinds_are_left_out_and_inline_ones_are_skipped() -> None:
+class Written(nn.Module):
+    """A bounded map in a forward of more than that, read twice; `place` writes over its input."""
+
+    def __init__(self, form: str, alpha: float) -> None:
+        super().__init__()
+        self.form, self.alpha = form, nn.Parameter(torch.tensor(alpha))
+        self.w, self.b = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.rand(WIDTH))
+        self.fc, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        bent = {
+            "tanh": lambda: torch.tanh(self.alpha * x) * self.w + self.b,
+            "place": lambda: (self.alpha * x).tanh_() * self.w,
+            "addcmul": lambda: torch.addcmul(self.b, self.w, torch.tanh(x * self.alpha)),
+            "hard": lambda: nn.functional.hardtanh(self.alpha * x) * self.w,
+            "quotient": lambda: self.w * (self.alpha * x / (1 + (self.alpha * x).abs())),
+        }[self.form]()
+        return x + self.out(bent)
+
+
+@pytest.mark.parametrize("form", ["tanh", "place", "addcmul", "hard"])
+@pytest.mark.parametrize("alpha", [0.5, 30.0])
+def test_maps_that_are_written_out_are_seen_at_their_bend(form: str, alpha: float) -> None:
+    torch.manual_seed(0)
+    model, x = Written(form, alpha).eval(), inputs()
+    (found,) = measured(model, x)
+    with torch.no_grad():
+        given = alpha * model.fc(x)
+    z = given.clamp(-1, 1) if form == "hard" else given.tanh()
+    assert found.path.partition(":")[0] == ".#" + {"hard": "hardtanh", "place": "tanh_"}.get(form, "tanh")
+    assert found.input_rms == pytest.approx(float(given.square().mean().sqrt()), rel=1e-5)
+    assert found.output_rms == pytest.approx(float(z.square().mean().sqrt()), rel=1e-5)
+    assert found.saturated == pytest.approx(float((z.abs() > 0.99).double().mean()))
+
+
+def test_what_is_bent_by_several_operations_in_a_forward_is_skipped() -> None:
+    report = normprobe.probe(Written("quotient", 0.5), inputs())
+    (bare,) = [norm.path for norm in report.anatomy.norms if norm.kind == "dyt"]
+    assert report.measurements.bounded_norms == ()
+    assert [one.what for one in report.skipped if one.what.startswith("inputs of")] == [f"inputs of {bare}"]
+
+
+def test_norms_of_other_kinds_are_left_out() -> None:
     assert measured(nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh()), inputs()) == ()
     rule = zoo.Rule(lambda self, x: self.w * torch.tanh(self.a * x), w=torch.rand(WIDTH) + 1, a=torch.tensor(0.7))
-
-    class Written(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.a = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.tensor(0.5))
-            self.fc = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(self.w * torch.tanh(self.a * x))
-
     assert len(measured(nn.Sequential(rule, nn.Linear(WIDTH, 4)), inputs())) == 1
-    report = normprobe.probe(Written(), inputs())
-    bare = [norm.path for norm in report.anatomy.norms if norm.kind == "dyt"]
-    assert [one.what for one in report.skipped if one.what.startswith("inputs of")] == [f"inputs of {p}" for p in bare]
 
 
 def test_a_gain_of_zeros_tells_nothing() -> None:

@@ -12,6 +12,7 @@ from normprobe.anatomy.attention.masks import NOTHING, Hidden, MaskReader
 from normprobe.anatomy.attention.written import written_softmax
 from normprobe.anatomy.flow.along import along, factors
 from normprobe.anatomy.flow.ops import CAPS, LIGHT, Role, base
+from normprobe.anatomy.flow.sites import op_site
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers, reached
 from normprobe.records import OpSite
@@ -276,23 +277,3 @@ def _mixes_heads(flow: Flow, step: Step) -> bool:
             return False
         moved = moved or base(maker.node.op) in ("aten.permute", "aten.transpose")
         value = maker.inputs[0]
-
-
-def op_site(flow: Flow, step: Step) -> OpSite:
-    """The key by which a measured pass finds the operation of `step` again; a torch function that was recorded as a
-    whole is counted as a call."""
-    call = flow.trace.calls[step.call]
-    if call.composite:
-        return OpSite(
-            path=call.path, op=call.composite, ordinal=call.execution, execution=_execution(flow, call.parent)
-        )
-    return OpSite(
-        path=flow.path(step),
-        op=step.node.op,
-        ordinal=step.node.ordinal,
-        execution=_execution(flow, step.node.call),
-    )
-
-
-def _execution(flow: Flow, call: int) -> int:
-    return flow.trace.calls[call].execution

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.flow.ops import Role, base
+from normprobe.anatomy.flow.ops import CAPS, Role, base
+from normprobe.anatomy.flow.sites import op_site
 from normprobe.anatomy.flow.steps import Flow, Group
 from normprobe.anatomy.norm_sites.graph_subject import GraphSubject, without_casts
 from normprobe.anatomy.norm_sites.modules import NOT_NORMS, Found
@@ -15,7 +16,7 @@ from normprobe.anatomy.norm_sites.regions import Region, find_regions
 from normprobe.capture.trace import Node, Ref
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.identify import identify
-from normprobe.records import NormSite, NormSpec
+from normprobe.records import NormSite, NormSpec, OpSite
 
 
 def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> bool:
@@ -33,7 +34,8 @@ def find_inline_norms(model: nn.Module, flow: Flow, found: Found) -> bool:
         path = f"{flow.path(region.core)}#{base(region.core.node.op).partition('.')[2]}:{region.core.node.ordinal}"
         if path not in index:
             index[path] = len(found.sites)
-            found.sites.append(_site(path, spec, finder.dtype(region)))
+            bend = op_site(flow, region.core) if spec.kind == "dyt" and base(region.core.node.op) in CAPS else None
+            found.sites.append(_site(path, spec, finder.dtype(region), bend))
         else:
             site = found.sites[index[path]]
             found.sites[index[path]] = site.model_copy(update={"executions": site.executions + 1})
@@ -118,5 +120,5 @@ def _parameters(flow: Flow, nodes: list[Node]) -> list[str]:
     return list(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
 
 
-def _site(path: str, spec: NormSpec, dtype: str) -> NormSite:
-    return NormSite(**spec.model_dump(), path=path, dtype=dtype, executions=1, module=False)
+def _site(path: str, spec: NormSpec, dtype: str, bend: OpSite | None) -> NormSite:
+    return NormSite(**spec.model_dump(), path=path, dtype=dtype, executions=1, module=False, bend=bend)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normprobe.anatomy.attention.ops import AttentionOp, op_site
+from normprobe.anatomy.attention.ops import AttentionOp
 from normprobe.anatomy.flow.ops import WEIGHTY, Role
+from normprobe.anatomy.flow.sites import op_site
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams import weights
 from normprobe.anatomy.streams.blocks import Located, block_names

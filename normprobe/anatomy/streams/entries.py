@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from normprobe.anatomy.attention.ops import op_site
 from normprobe.anatomy.flow.ops import ACCUMULATING, LIGHT, Role, base
+from normprobe.anatomy.flow.sites import op_site
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import argument_value, constant_factor, first_readers
 from normprobe.anatomy.streams.parts import Part

@@ -62,13 +62,14 @@ class DytAlpha(Check):
         if not data.anatomy.norms:
             yield self.skip("no norm was found")
         known = {one.path: one for one in data.measurements.bounded_norms}
+        written = {norm.path for norm in data.anatomy.norms if norm.bend is not None}  # what is given is α · x there
         missed = [n.path for n in data.anatomy.norms if n.kind == "dyt" and n.executed and n.path not in known]
         if missed:
             yield self.skip("what it is given was not measured", missed)
         broken = [one.path for one in known.values() if not math.isfinite(one.output_rms)]
         if broken:
             yield self.skip("what it gives is not finite", broken)
-        fed = [one for one in known.values() if one.path not in broken and one.input_rms]
+        fed = [one for one in known.values() if one.path not in broken and (one.input_rms or one.path in written)]
         flat = [one for one in fed if self.exceeds(one.saturated, self.saturated)]
         low = [one for one in fed if one not in flat and self.exceeds(one.output_rms, least=self.small)]
         still = [one for one in low if one.output_rms == 0]
@@ -94,7 +95,7 @@ class DytAlpha(Check):
 
     def _still(self, found: Sequence[BoundedNorm]) -> Outcome:
         if found:
-            text, paths = "it gives its offset whatever comes in: its slope is 0", [one.path for one in found]
+            text, paths = "it gives its offset alone, as with a slope of 0", [one.path for one in found]
             yield self.finding(paths[0], text, value=0.0, against="straight", places=paths)
 
     def _straight(self, found: Sequence[BoundedNorm], count: int, against: str, severity: Severity) -> Outcome:

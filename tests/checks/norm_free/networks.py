@@ -148,6 +148,24 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(self.embed(tokens))))
 
 
+class Written(nn.Module):
+    """Perceptrons on a stream, behind a tanh of learned slope that is written into the forward."""
+
+    def __init__(self, alpha: float = 0.5, depth: int = 3) -> None:
+        super().__init__()
+        self.alphas = nn.ParameterList(nn.Parameter(torch.tensor(alpha)) for _ in range(depth))
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in range(depth))
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, 32) for _ in range(depth))
+        self.downs = nn.ModuleList(nn.Linear(32, WIDTH) for _ in range(depth))
+        self.embed = nn.Linear(8, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for alpha, gain, up, down in zip(self.alphas, self.gains, self.ups, self.downs, strict=True):
+            x = x + down(torch.relu(up(gain * torch.tanh(alpha * x))))
+        return x
+
+
 class Vocoder(nn.Module):
     """Dilated convolutions beside a stream, each weight-normed by hooks, as in HiFi-GAN."""
 

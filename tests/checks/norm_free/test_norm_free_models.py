@@ -54,6 +54,7 @@ SOUND = NORMED | {
     "free, alpha 1": (partial(n.Free, 1.0), image),
     "held": (n.Held, vector),
     "dyt": (partial(n.Transformer, n.Bent), tokens),
+    "written": (n.Written, vector),
     "softsign": (partial(n.Transformer, n.Softsign), tokens),
 }
 
@@ -182,6 +183,14 @@ def test_np802_one_slope_that_is_off_and_one_that_is_zero() -> None:
     model.norm.alpha.data.zero_()
     found = {one.where: one.severity for one in findings(model, tokens(), "NP802")}
     assert found == {"blocks.1.norm1": Severity.WARNING, "norm": Severity.ERROR}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"), [(100.0, Severity.WARNING), (1e-2, Severity.NOTE), (0.0, Severity.ERROR)]
+)
+def test_np802_maps_that_are_written_out(alpha: float, expected: Severity) -> None:
+    (found,) = findings(seeded(partial(n.Written, alpha)), vector(), "NP802")
+    assert (found.severity, len(found.every_place)) == (expected, 3)
 
 
 def test_np802_small_embeddings_are_noted() -> None:
