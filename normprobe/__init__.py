@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddFinalNorm",
+    "AddQKNorm",
     "DiffReport",
     "Effect",
     "Initialise",
@@ -56,7 +57,18 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Mending", "mend", "plan", "rewrite"), "normprobe.mending"),
     **dict.fromkeys(
-        ("AddFinalNorm", "Effect", "Initialise", "Plan", "Proof", "QKClip", "Rewrite", "ToRMSNorm", "UpcastNorms"),
+        (
+            "AddFinalNorm",
+            "AddQKNorm",
+            "Effect",
+            "Initialise",
+            "Plan",
+            "Proof",
+            "QKClip",
+            "Rewrite",
+            "ToRMSNorm",
+            "UpcastNorms",
+        ),
         "normprobe.rewrites",
     ),
     "coordinate_check": "normprobe.sweeping.check",

@@ -6,13 +6,14 @@ from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
-from normprobe.rewrites.qk import QKClip
+from normprobe.rewrites.qk import AddQKNorm, QKClip
 from normprobe.rewrites.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.upcast_norms import UpcastNorms
 
 __all__ = [
     "ALL",
     "AddFinalNorm",
+    "AddQKNorm",
     "Effect",
     "Initialise",
     "Plan",

@@ -10,11 +10,11 @@ from normprobe.errors import RewriteError
 from normprobe.rewrites.add_final_norm import AddFinalNorm
 from normprobe.rewrites.base import Rewrite
 from normprobe.rewrites.initialise import Initialise
-from normprobe.rewrites.qk import QKClip
+from normprobe.rewrites.qk import AddQKNorm, QKClip
 from normprobe.rewrites.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.upcast_norms import UpcastNorms
 
-ALL: tuple[type[Rewrite], ...] = (UpcastNorms, AddFinalNorm, ToRMSNorm, QKClip, Initialise)
+ALL: tuple[type[Rewrite], ...] = (UpcastNorms, AddFinalNorm, ToRMSNorm, AddQKNorm, QKClip, Initialise)
 
 
 def find(name: str) -> type[Rewrite] | None:

@@ -51,3 +51,17 @@ def chosen(path: str, only: str | tuple[str, ...] | None) -> bool:
     """Whether `path` is meant by `only`: one pattern or several, with * and ? as in file names; None: every one."""
     patterns = (only,) if isinstance(only, str) else only
     return patterns is None or any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def choice(only: object) -> str | tuple[str, ...] | None:
+    """What `only=` was given, as it is kept: a list as a tuple.
+
+    Raises:
+        RewriteError: it is neither text nor a list of texts, or empty.
+    """
+    if only is None or (isinstance(only, str) and only):
+        return only
+    if isinstance(only, (list, tuple)) and only and all(isinstance(word, str) and word for word in only):
+        return tuple(only)
+    expected = "only: one pattern of paths such as 'h.*.mlp.*', or several"
+    raise RewriteError("a choice of places cannot be read", expected=expected, found=repr(only))

@@ -15,8 +15,8 @@ from normprobe.measures.recipes import Drawn
 from normprobe.records import Anatomy, WeightSite
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.beside import Beside, beside, padding_rows
-from normprobe.rewrites.edits import bytes_of, set_values
-from normprobe.rewrites.initialise.choice import choice, meant
+from normprobe.rewrites.edits import bytes_of, choice, set_values
+from normprobe.rewrites.initialise.choice import meant
 from normprobe.rewrites.initialise.draw import Drawing, fresh
 from normprobe.rewrites.initialise.schemes import Scheme, Weight, scheme
 from normprobe.rewrites.initialise.stacks import Part, betas, parts, unknown_readers
