@@ -122,7 +122,7 @@ class StaleStatistics(BatchNormCheck):
 
 def _lost(site: BatchNormSite) -> bool:
     """Whether sound statistics are beside a batch that has none."""
-    return site.finite is not False and site.kept is not None and not math.isfinite(site.kept.divergence)
+    return site.finite is not False and site.kept is not None and math.isnan(site.kept.divergence)
 
 
 def _distance(site: BatchNormSite) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.checks.norms.norm_weight_decay import NONE_HELD
 from normprobe.records import Finding, ReportData, Severity
 from normprobe.records.optimizer import NormStep, OptimizerMeasure
 
@@ -57,7 +58,7 @@ class FrozenByRounding(Check):
         known = data.measurements.optimizer
         assert known is not None  # else `run` has said so
         if known.foreign and not known.norms:
-            yield self.skip("the optimiser holds copies of the parameters, which keep what is rounded away")
+            yield self.skip(f"{NONE_HELD}, which keep what is rounded away")
         yield from self._unknown([step for step in known.norms if step.dtype in _HALF and step.lost is None], known)
         lost = [step for step in known.norms if step.lost is not None and self.exceeds(step.lost, self.most)]
         if lost:

@@ -10,6 +10,8 @@ from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
 from normprobe.records import Finding, ReportData, Severity
 from normprobe.records.optimizer import NormStep, OptimizerGroup, OptimizerMeasure
 
+NONE_HELD = "the optimiser holds no parameter of this model: it was made for another one, or holds copies"
+
 
 @final
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class NormWeightDecay(Check):
         known = data.measurements.optimizer
         assert known is not None  # else `run` has said so
         if known.foreign and not known.norms:
-            yield self.skip("the optimiser holds copies of the parameters, and which is of a norm is not known")
+            yield self.skip(f"{NONE_HELD}, of which it is not known which is a norm's")
         decayed = [step for step in known.norms if self._decays(known.groups[step.group])]
         gains = [step for step in decayed if step.part == "gain" and not step.one_plus]
         offsets = [step for step in decayed if step.part == "offset"]

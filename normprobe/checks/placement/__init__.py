@@ -7,6 +7,7 @@ from normprobe.checks.placement.deepnorm_incomplete import DeepNormIncomplete
 from normprobe.checks.placement.doubled_final_norm import DoubledFinalNorm
 from normprobe.checks.placement.lopsided_qk_norm import LopsidedQKNorm
 from normprobe.checks.placement.misplaced_final_norm import MisplacedFinalNorm
+from normprobe.checks.placement.missing_branch_norm import MissingBranchNorm
 from normprobe.checks.placement.missing_final_norm import MissingFinalNorm
 from normprobe.checks.placement.mixed_placement import MixedPlacement
 from normprobe.checks.placement.norm_on_trunk import NormOnTrunk
@@ -27,4 +28,5 @@ ALL: tuple[Check, ...] = (
     QKNormWrongAxis(),
     DeepNormIncomplete(),
     DeclaredNotComputed(),
+    MissingBranchNorm(),
 )

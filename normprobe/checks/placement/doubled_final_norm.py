@@ -26,8 +26,9 @@ class DoubledFinalNorm(Check):
     The second norm undoes the scale of the first: of a layer norm with its initial gain and offset it changes
     nothing, so the two differ from one by a product of gains that training splits between them in an arbitrary
     way. Folding, fusing and ports that expect one final norm drop or misplace one of them. A warning where a
-    pre-norm stream ends in two norms, which nobody intends. A note where the last block is post-norm and ends
-    in its own norm: torch.nn.Transformer always creates a final norm, and models trained with it need both.
+    pre-norm stream ends in two norms, or in one that is called twice, which nobody intends. A note where the last
+    block is post-norm and ends in its own norm: torch.nn.Transformer always creates a final norm, and models
+    trained with it need both.
 
     ## What to do
 
@@ -57,11 +58,13 @@ class DoubledFinalNorm(Check):
                 yield self._found(stream, second, data)
 
     def _found(self, stream: Stream, second: NormSite, data: ReportData) -> Finding:
-        post = second.path == stream.final_norm
+        itself = second.path == second.follows
+        post = second.path == stream.final_norm and not itself
         own = "the last block is post-norm and ends in" if post else "the final norm is"
+        between = "it is called twice" if itself else f"{own} {second.follows}"
         return self.finding(
             second.path,
-            f"norms the stream {stream.name} again: {own} {second.follows}, and nothing lies between the two"
+            f"norms the stream {stream.name} again: {between}, and nothing lies between the two"
             f"{change_of(second, data)}",
             value=second.follows,
             source="Xiong et al. 2020, table 1",

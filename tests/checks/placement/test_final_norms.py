@@ -53,6 +53,8 @@ def test_np202_finds_a_final_norm_that_is_called_twice(name: str) -> None:
     replace(model, path, Twice(model.get_submodule(path)))
     (finding,) = found("NP202", model, inputs)
     assert finding.where == finding.value == f"{path}.norm"
+    assert finding.severity.value == "warning"
+    assert "again: it is called twice, and nothing lies between the two" in finding.message
 
 
 def test_np202_notes_a_final_norm_behind_post_norm_blocks() -> None:
