@@ -80,9 +80,6 @@ REASONS: tuple[Reason, ...] = (
         "the class draws the gains of its batch norms about 0, with a standard deviation of 0.02",
     ),
     Reason(
-        "NP112", "warning", "^registered:NemotronFor", "its norms apply 1 + w, and the class starts w at 1: a gain of 2"
-    ),
-    Reason(
         "NP114",
         "warning",
         "(ConvNextV2For|hf_chameleon_qknorm)",
