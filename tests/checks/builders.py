@@ -483,7 +483,8 @@ def unscaled(writes: int, recipes: tuple[str, ...] = ("fixed_0.02",), grown: flo
         for name, role in (("fc", "reader"), ("proj", "writer")):
             known.append(weight_site(f"blocks.{i}.{name}.weight", roles=(role,), branch=i))
             fits = recipes if role == "writer" else ("fixed_0.02",)
-            found.append(weight(f"blocks.{i}.{name}.weight", roles=(role,), std=0.02, recipes=fits))
+            drawn_at: dict[str, Any] = {"std": 0.02, "interval": (0.0199, 0.0201), "recipes": fits}
+            found.append(weight(f"blocks.{i}.{name}.weight", roles=(role,), **drawn_at))
     return document(
         streams=(stream(branches=branches, depth=writes),),
         residual=(residual(state(0, rms=0.5), state(1, rms=0.5 * grown)),),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normprobe.checks.base import Check, Needs, Outcome
-from normprobe.records import Initialisation, ReportData
+from normprobe.records import Initialisation, ReportData, WeightMeasure
 
+NEARLY = 0.95  # of several weights: of one in a thousand the interval misses by chance
 NEEDS = Needs.STRUCTURE | Needs.WEIGHTS | Needs.FORWARD
 
 
@@ -29,3 +32,9 @@ class DrawnCheck(Check):
     @abstractmethod
     def judge(self, init: Initialisation, data: ReportData) -> Outcome:
         """Yield what is wrong with weights that look as they were drawn."""
+
+
+def common(weights: Sequence[WeightMeasure]) -> set[str]:
+    """The recipes that nearly all of these weights fit."""
+    counts = Counter(name for weight in weights for name in weight.recipes)
+    return {name for name, count in counts.items() if count >= NEARLY * len(weights)}

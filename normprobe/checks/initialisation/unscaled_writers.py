@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
+from normprobe.checks.initialisation.drawn import NEARLY, NEEDS, DrawnCheck, common
 from normprobe.records import Initialisation, ReportData, Severity, Stream, WeightMeasure
 from normprobe.records.weights import WeightRole
 
@@ -88,20 +89,15 @@ def _held(stream: int, init: Initialisation, data: ReportData) -> dict[WeightRol
 
 def _unscaled(writers: list[WeightMeasure], readers: list[WeightMeasure]) -> str | None:
     """How writers were drawn if their depth had no part in it, in words; None where it had, or that is not known."""
-    if not writers or not readers or any(map(_knows_depth, _common(writers))):
+    if not writers or not readers or any(map(_knows_depth, common(writers))):
         return None
     every = [*writers, *readers]
-    low, high = max(w.interval[0] for w in every), min(w.interval[1] for w in every)
-    if low <= high:
-        return f"with a standard deviation of {number(writers[0].std)} like the readers'"
+    std = statistics.median(weight.std for weight in every)
+    if sum(weight.interval[0] <= std <= weight.interval[1] for weight in every) >= NEARLY * len(every):
+        return f"with a standard deviation of {number(std)} like the readers'"
     names = [next((name for name in _BY_FANS if name in weight.recipes), None) for weight in writers]
-    told = [name for name in dict.fromkeys(names) if name is not None]
-    return None if None in names else f"by {' and '.join(told)}"
-
-
-def _common(weights: list[WeightMeasure]) -> set[str]:
-    """The recipes that fit all of them."""
-    return set.intersection(*({*weight.recipes} for weight in weights))
+    told = [name for name in names if name is not None]
+    return f"by {' and '.join(dict.fromkeys(told))}" if len(told) >= NEARLY * len(names) else None
 
 
 def _knows_depth(recipe: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
+from normprobe.checks.initialisation.drawn import common
 from normprobe.records import Branch, Finding, ReportData, Severity, Stream, WeightMeasure
 
 
@@ -112,7 +113,7 @@ class DeepNormIncomplete(Check):
             alpha, beta = (2 * (len(branches) // 2)) ** 0.25, (8 * (len(branches) // 2)) ** -0.25
             yield self.finding(
                 stream.name,
-                f"all {len(known)} weights that write to this post-norm stream are drawn at {number(beta)} of Xavier's "
+                f"the {len(known)} weights that write to this post-norm stream are drawn at {number(beta)} of Xavier's "
                 f"scale, DeepNorm's β for {len(branches)} writes, and the trunk has no factor; α would be "
                 f"{number(alpha)}",
                 value=1.0,
@@ -132,10 +133,9 @@ class DeepNormIncomplete(Check):
 
 
 def _by_beta(weights: list[WeightMeasure]) -> bool:
-    """Whether DeepNorm's recipe is what all of these have in common, beside those of T-Fixup for stacks without norms
-    at most."""
-    common = set.intersection(*({*weight.recipes} for weight in weights))
-    return {name for name in common if not name.startswith("t_fixup")} == {"deepnorm"}
+    """Whether DeepNorm's recipe is what these have in common, beside those of T-Fixup for stacks without norms at
+    most."""
+    return {name for name in common(weights) if not name.startswith("t_fixup")} == {"deepnorm"}
 
 
 def _odd(stream: Stream) -> list[Branch]:

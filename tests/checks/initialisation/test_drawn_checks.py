@@ -95,8 +95,19 @@ def normed_streams(field: str) -> ReportData:
     return data.model_copy(update={"anatomy": data.anatomy.model_copy(update={"streams": streams})})
 
 
+def by_chance(data: ReportData, **facts: Any) -> ReportData:
+    """The same, but that one writer is drawn a little off."""
+    init = data.measurements.init
+    assert init is not None
+    odd = next(w for w in init.weights if "writer" in w.roles)
+    off = odd.model_copy(update={"interval": (0.0205, 0.021), "recipes": (), **facts})
+    rows = tuple(off if w is odd else w for w in init.weights)
+    measured = data.measurements.model_copy(update={"init": init.model_copy(update={"weights": rows})})
+    return data.model_copy(update={"measurements": measured})
+
+
 NO_RECIPE: dict[str, Any] = {"recipes": (), "std": 0.1, "interval": (0.099, 0.101)}
-SMALL: dict[str, Any] = {"interval": (0.010, 0.011)}
+SMALL: dict[str, Any] = {"std": 0.0105, "interval": (0.010, 0.011)}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +116,9 @@ SMALL: dict[str, Any] = {"interval": (0.010, 0.011)}
         (b.unscaled(24), "with a standard deviation of 0.02 like the readers'"),
         (drawn_as(drawn_as(b.unscaled(24), "writer", **NO_RECIPE), "reader", **NO_RECIPE), "like the readers'"),
         (drawn_as(b.unscaled(24, recipes=("xavier",)), "writer", **SMALL), "by xavier"),
+        (by_chance(b.unscaled(24)), "with a standard deviation of 0.02 like the readers'"),
+        (by_chance(drawn_as(b.unscaled(24, recipes=("xavier",)), "writer", **SMALL)), "by xavier"),
+        (by_chance(b.unscaled(24), recipes=("gpt2_depth",)), "like the readers'"),
         (drawn_as(b.unscaled(24, recipes=("lecun", "torch_default")), "writer", **SMALL), "by torch_default"),
     ],
 )
