@@ -121,7 +121,7 @@ def _options(asked: dict[str, Any]) -> tuple[TargetOptions, TargetOptions]:
 
 def _inputs(a: Loaded, b: Loaded) -> tuple[Any, tuple[str, ...]]:
     """The inputs of A for both, those of B where A has none, and what is to be said of them."""
-    from normprobe.diffing.inputs import within_vocabularies
+    from normprobe.diffing.inputs import refuse_unlike, within_vocabularies
 
     values = a.inputs if a.inputs is not None else b.inputs
     if values is None:
@@ -131,6 +131,7 @@ def _inputs(a: Loaded, b: Loaded) -> tuple[Any, tuple[str, ...]]:
             found="; ".join((*a.notes, *b.notes)),
             hint="give factories that return (model, inputs)",
         )
+    refuse_unlike(a.inputs, b.inputs)
     notes = () if _tokens_alike(a, b) else ("the tokenizers of A and B give other tokens for this text",)
     within, said = within_vocabularies(values, a.model, b.model)
     return within, (*notes, *said)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from normprobe.diffing.pairs import BranchPair, Lone, Pairs
-from normprobe.records import Anatomy, AttentionSite, Severity, Skipped, Stream, Target
+from normprobe.records import Anatomy, AttentionSite, Severity, Skipped, Stream, Target, WeightSite
 from normprobe.records.diff import Difference, Fact, Subject
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -57,7 +57,8 @@ def build_facts(a: Anatomy, b: Anatomy, pairs: Pairs) -> Said:
         yield from _stream(one, other)
     for pair in pairs.branches:
         yield from _branch(pair)
-        yield from _activations(a, b, pair)
+        yield from _activations("branch", *(_of_branch(s, at) for s, at in zip((a, b), _places(pair), strict=True)))
+    yield from _activations("weights", *([w for w in s.weights if w.branch is None] for s in (a, b)))
     for x, y in pairs.attention:
         yield from _attention(x, y)
     yield from _head(a, b)
@@ -113,19 +114,23 @@ def _branch(pair: BranchPair) -> Said:
             yield difference("branch", "branch_scale", ERROR, factors, where)
 
 
-def _activations(a: Anatomy, b: Anatomy, pair: BranchPair) -> Said:
-    """Activations behind the weights of a branch, where both models have as many weights there."""
-    places = tuple(zip(pair.streams, pair.index, strict=True))
-    held = [
-        [w for w in anatomy.weights if (w.stream, w.branch) == place]
-        for anatomy, place in zip((a, b), places, strict=True)
-    ]
-    if len(held[0]) != len(held[1]):
+def _places(pair: BranchPair) -> list[tuple[int, int]]:
+    """The stream and the place in it of both branches."""
+    return list(zip(pair.streams, pair.index, strict=True))
+
+
+def _of_branch(anatomy: Anatomy, at: tuple[int, int]) -> list[WeightSite]:
+    return [w for w in anatomy.weights if (w.stream, w.branch) == at]
+
+
+def _activations(subject: Subject, a: Sequence[WeightSite], b: Sequence[WeightSite]) -> Said:
+    """Activations behind the weights of a branch, or those outside of branches, where both models have as many."""
+    if len(a) != len(b):
         return
-    for x, y in zip(*held, strict=True):
+    for x, y in zip(a, b, strict=True):
         values = x.followed_by, y.followed_by
         if values[0] != values[1] and {*values} <= _ACTIVATIONS:
-            yield difference("branch", "activation", ERROR, values, (x.parameter, y.parameter))
+            yield difference(subject, "activation", ERROR, values, (x.parameter, y.parameter))
 
 
 def _attention(a: AttentionSite, b: AttentionSite) -> Said:

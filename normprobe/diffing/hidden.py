@@ -8,7 +8,7 @@ from normprobe.diffing.facts import ERROR, difference
 from normprobe.diffing.values import Apart, Names
 from normprobe.records import Skipped
 from normprobe.records.diff import Difference, SignalDiff, WeightPair
-from normprobe.report.wording import plural
+from normprobe.report.wording import plural, verb
 
 ELSEWHERE = frozenset({"eps", "eps_placement", "softcap", "window", "causal", "sinks", "activation", "batch_dependent"})
 HIDDEN = "for these inputs the output does not hang on them"
@@ -57,7 +57,8 @@ def hidden_facts(
         return
     where = tuple((" + ".join(pair.a), " + ".join(pair.b)) for pair in hidden)
     count = sum(apart[pair.a, pair.b].unreached for pair in hidden)
-    message = f"{plural(len(hidden), 'weight')} of {len(weights)} hold {plural(count, 'other value')}; {HIDDEN}"
+    told = f"{plural(len(hidden), 'weight')} of {len(weights)} {verb('hold', len(hidden))}"
+    message = f"{told} {plural(count, 'other value')}; {HIDDEN}"
     first = difference("weights", "unreached_values", ERROR, (None, None), where[0], message)
     yield first.model_copy(update={"where": where})
 

@@ -38,10 +38,41 @@ def shared_inputs(
         values, words = given_inputs(b, None, tokenizer, seed)
         notes.append("inputs were made from the configuration of B, as A tells too little")
     if inputs is None:
+        refuse_unlike(values, _own(b, seed))
         values, said = within_vocabularies(values, a, b)
         notes += said
     of_a, of_b = (_called(model, values, name, notes) for model, name in ((a, "A"), (b, "B")))
     return _typed(a, b, of_a, "A", notes), _typed(b, a, of_b, "B", notes), words, tuple(notes)
+
+
+def _own(model: nn.Module, seed: int) -> Inputs | None:
+    """Inputs made from the configuration of `model`; None where it tells too little."""
+    try:
+        return given_inputs(model, None, None, seed)[0]
+    except InputError:
+        return None
+
+
+def refuse_unlike(a: Inputs | None, b: Inputs | None) -> None:
+    """Refuse to hand the inputs of A to B where B takes others: images in the place of ids, say.
+
+    Args:
+        a: what A takes.
+        b: what B takes by its own configuration or target.
+
+    Raises:
+        InputError: both are by keyword, have no name in common, and the first are ids in one model alone.
+    """
+    if not isinstance(a, Mapping) or not isinstance(b, Mapping) or a.keys() & b.keys():
+        return
+    firsts = [t for each in (a, b) for t in [v for v in each.values() if isinstance(v, Tensor)][:1]]
+    if {t.is_floating_point() for t in firsts} == {True, False}:
+        raise InputError(
+            "A and B take different inputs",
+            expected="two models of one input, or inputs for each",
+            found=f"A: {', '.join(a)}; B: {', '.join(b)}",
+            hint="normprobe.diff(a, b, inputs, inputs_b=...) takes one for each",
+        )
 
 
 def _typed(model: nn.Module, other: nn.Module, inputs: Inputs, name: str, notes: list[str]) -> Inputs:

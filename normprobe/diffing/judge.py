@@ -19,7 +19,7 @@ from normprobe.records.diff import (
     SiteDiff,
     WeightPair,
 )
-from normprobe.report.wording import number, plural
+from normprobe.report.wording import number, plural, verb
 
 _SITES = {
     "entry": "the entry of the stream",
@@ -111,7 +111,8 @@ def weight_facts(
     for relation, severity, told in kinds:
         found = [pair for pair in weights if pair.relation == relation and pair not in hidden]
         if found:
-            yield _related(found, relation, severity, f"{plural(len(found), 'weight')} of {len(weights)} {told}")
+            message = f"{plural(len(found), 'weight')} of {len(weights)} {verb(told, len(found))}"
+            yield _related(found, relation, severity, message)
     yield from _drawn(weights, init, NOTE if worst is NOTE else WARNING)
 
 
@@ -123,7 +124,7 @@ def buffer_facts(buffers: Sequence[WeightPair], signal: SignalDiff | None) -> It
         found = [pair for pair in buffers if pair.relation in relations]
         if found:
             where = tuple((pair.a[0], pair.b[0]) for pair in found)
-            message = f"{plural(len(found), 'floating buffer')} of {len(buffers)} {told}"
+            message = f"{plural(len(found), 'floating buffer')} of {len(buffers)} {verb(told, len(found))}"
             first = difference("weights", f"buffers_{relation}", severity, (None, None), where[0], message)
             yield first.model_copy(update={"where": where})
 
@@ -157,7 +158,7 @@ def _drawn(
             apart.setdefault(("distribution", one.roles[0]), []).append((one, other))
     for (fact, role), found in apart.items():
         values = [statistics.median_low([getattr(each[side], fact) for each in found]) for side in (0, 1)]
-        told = f"{plural(len(found), 'weight')} of role {role} are drawn with {fact} "
+        told = f"{plural(len(found), 'weight')} of role {role} {verb('are drawn', len(found))} with {fact} "
         told += f"{words(values[0])} in A and {words(values[1])} in B (medians)"
         where = tuple((one.parameter, other.parameter) for one, other in found)
         first = difference("weights", f"init_{fact}", severity, (values[0], values[1]), where[0], told)

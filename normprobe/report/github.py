@@ -17,7 +17,8 @@ _ROOM = 160
 
 
 def document(data: ReportData) -> str:
-    """One command for each new finding, then plain lines: what is known, what was not looked at, and the verdict."""
+    """One command for each new finding, then plain lines: what is known, what was not looked at, the
+    notes, and the verdict."""
     return "\n".join(_lines(data)) + "\n"
 
 
@@ -27,6 +28,7 @@ def _lines(data: ReportData) -> Iterator[str]:
     for what, why in skipped_groups(data.skipped):
         yield f"not looked at: {_line(skipped_text(what, _ROOM))}: {_line(why)}"
     yield from (f"left out: {_line(what)}: {_line(why)}" for what, why in left_out(data))
+    yield from (f"note: {_line(note)}" for note in data.notes)
     name = data.target.name or data.target.class_name or "model"
     yield _line(" · ".join((f"normprobe: {name}: {verdict(data).text}", *gaps(data))))
 

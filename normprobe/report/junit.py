@@ -39,8 +39,9 @@ def _name(data: ReportData) -> str:
 
 
 def _properties(suite: Element, data: ReportData) -> None:
-    """What was probed, and what the settings left out."""
+    """What was probed, the notes, and what the settings left out."""
     rows = [(key, str(value)) for key, value in data.target.model_dump(by_alias=True).items() if value]
+    rows += [("note", note) for note in data.notes]
     rows += [("left out", f"{what}: {why}") for what, why in left_out(data)]
     properties = SubElement(suite, "properties")
     for name, value in rows:

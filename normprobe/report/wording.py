@@ -93,6 +93,13 @@ def amount(count: int) -> str:
     return f"{count:,}" if count >= 10_000 else str(count)
 
 
+def verb(said: str, count: int) -> str:
+    """`hold other values` for several, `holds other values` for one: the first word follows the count."""
+    first, space, rest = said.partition(" ")
+    one = {"are": "is"}.get(first, f"{first}s")
+    return f"{one if count == 1 else first}{space}{rest}"
+
+
 def plural(count: int, singular: str, several: str | None = None) -> str:
     """`1 norm`, `2 norms`; `several` gives an irregular plural."""
     return f"{count} {singular if count == 1 else several or singular + 's'}"

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import normprobe
+from normprobe.diffing.inputs import refuse_unlike
+from normprobe.errors import InputError
 from normprobe.records import Severity
 from normprobe.report.diffs.report import DiffReport
 from tests.diffing.models import RMS, Decoder, decoder, tokens, twin
@@ -137,6 +139,29 @@ def test_another_activation() -> None:
     found = normprobe.diff(decoder(), other, tokens()).differences[0]
     assert (found.fact, found.a, found.b) == ("activation", "gelu", "relu")
     assert found.where == (("blocks.2.up.weight", "blocks.2.up.weight"),)
+
+
+def test_another_activation_in_layers_in_a_row() -> None:
+    def row(function: nn.Module) -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), function, nn.Linear(16, 4)).eval()
+
+    found = normprobe.diff(row(nn.ReLU()), row(nn.GELU()), torch.randn(4, 8)).differences[0]
+    assert (found.subject, found.fact, found.a, found.b) == ("weights", "activation", "relu", "gelu")
+    assert found.where == (("2.weight", "2.weight"),)
+
+
+def test_models_of_other_inputs_are_refused() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    ids = LlamaForCausalLM(LlamaConfig(vocab_size=64, bos_token_id=1, eos_token_id=2, pad_token_id=0, **small))
+    images = ViTModel(ViTConfig(image_size=16, patch_size=8, **small))
+    with pytest.raises(InputError, match=r"(?s)different inputs.*A: input_ids; B: pixel_values"):
+        normprobe.diff(ids, images)
+    refuse_unlike({"ids": tokens()}, {"words": tokens()})
+    refuse_unlike({"ids": tokens(), "x": torch.ones(2)}, {"x": torch.ones(2)})
+    refuse_unlike({"ids": tokens()}, None)
 
 
 def test_one_gain_of_other_values() -> None:

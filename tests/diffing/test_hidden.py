@@ -35,7 +35,7 @@ def test_rows_that_are_not_looked_up() -> None:
         other.embedding.weight[unseen(other)] += 1
     report = normprobe.diff(decoder(), other, tokens())
     assert errors(report) == {"weights unreached_values": (("embedding.weight", "embedding.weight"),)}
-    assert report.differences[0].message == f"1 weight of 26 hold {32 * len(unseen(other))} other values; {HIDDEN}"
+    assert report.differences[0].message == f"1 weight of 26 holds {32 * len(unseen(other))} other values; {HIDDEN}"
     assert (report.verdict, report.complete) == ("differs", True)
 
 

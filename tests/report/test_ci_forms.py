@@ -86,6 +86,13 @@ def test_known_findings_are_lines_and_no_commands() -> None:
     assert not any(line.startswith("::") for line in told)
 
 
+def test_notes_are_told_in_every_form() -> None:
+    data = report(notes=("the baseline is of Other,\nthis model is Net",))
+    assert "note: the baseline is of Other, this model is Net" in lines(data)
+    told = [one.attrib["value"] for one in suite(data).iter("property") if one.attrib["name"] == "note"]
+    assert told == list(data.notes)
+
+
 def test_every_check_that_ran_is_a_case() -> None:
     data = report(finding(), finding(where="b"), finding(code="NP201", name="missing-final-norm", severity="error"))
     found = suite(data)
