@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import models
+from tests.checks.norm_free import networks
 from tests.faults.running import Subject
 from tests.models import SMALL, VOCABULARY, WIDTH, Built, ids
 
@@ -89,6 +90,48 @@ def pictures() -> Built:
     return Pictures().eval(), torch.randn(8, 3, 12, 12)
 
 
+class Deep(models.Decoder):
+    """Twelve blocks drawn as GPT-2's are: a fixed deviation, divided by the root of the writes where they write."""
+
+    def __init__(self) -> None:
+        blocks: list[nn.Module] = [models.Block(models.layer_norm, "pre") for _ in range(12)]
+        super().__init__(blocks, models.layer_norm())
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        for block in blocks:
+            for branch in (block.mix.branch.out, block.think.branch.down):
+                nn.init.normal_(branch.weight, std=0.02 / 24**0.5)
+
+
+def deep() -> Built:
+    torch.manual_seed(0)
+    return Deep().eval(), ids()
+
+
+def layers() -> Built:
+    """Layers with ReLU, one behind the other, drawn for it."""
+    torch.manual_seed(0)
+    linear = [nn.Linear(WIDTH, WIDTH) for _ in range(8)]
+    for layer in linear:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)
+    steps = [step for layer in linear for step in (layer, nn.ReLU())]
+    return nn.Sequential(*steps, nn.Linear(WIDTH, 5)).eval(), torch.randn(16, WIDTH)
+
+
+def free() -> Built:
+    """Convolutions with standardised weights and constants in place of norms."""
+    torch.manual_seed(0)
+    return networks.Free().eval(), torch.randn(networks.IMAGE)
+
+
+def vocoder() -> Built:
+    """Convolutions with normed weights."""
+    torch.manual_seed(0)
+    return networks.Vocoder().eval(), torch.randn(2, 4, 40)
+
+
 BUILDS = {
     "gpt2": gpt2,
     "llama": llama,
@@ -98,6 +141,10 @@ BUILDS = {
     "cohere": cohere,
     "by_hand": by_hand,
     "pictures": pictures,
+    "deep": deep,
+    "layers": layers,
+    "free": free,
+    "vocoder": vocoder,
 }
 
 

@@ -63,7 +63,9 @@ class Normalised(nn.Module):
         super().__init__()
         self.weight, self.factor = None if weight is None else nn.Parameter(weight.detach()), width**0.5
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        if more:
+            raise NotHereError("the norm is given more than what it norms")
         y = nn.functional.normalize(x, dim=-1) * self.factor
         return y if self.weight is None else y * self.weight
 
