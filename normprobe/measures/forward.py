@@ -98,7 +98,7 @@ def _finite(model: nn.Module, inputs: Inputs, streams: tuple[StreamMeasure, ...]
     finite = all_finite(watched.output)
     broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
     if finite is not False and broken is None:
-        return {"output_finite": finite}
+        return {"output_finite": finite, "non_finite_tensors": broken_tensors(model)}
     broken = first_broken_module(model, inputs) or broken
     return {
         "output_finite": finite,

@@ -124,7 +124,7 @@ class Measurements(Record):
     first_non_finite_operation: NonFinite | None = None
     non_finite_tensors: tuple[BrokenTensor, ...] = Field(
         default=(),
-        description="parameters and buffers that are not finite; looked for where a value or gradient is not",
+        description="parameters and buffers that are not finite",
     )
 
 

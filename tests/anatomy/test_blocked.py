@@ -61,6 +61,19 @@ class Rectified(nn.Module):
         return self.norm(self.down(torch.relu(self.up(x))))  # type: ignore[no-any-return]
 
 
+class Batched(nn.Module):
+    """An MLP with a batch norm, which in training makes zeros of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(WIDTH, 12), nn.BatchNorm1d(12), nn.Linear(12, WIDTH)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.up(x).transpose(1, 2)).transpose(1, 2)
+        return self.down(nn.functional.gelu(y))  # type: ignore[no-any-return]
+
+
 class Experts(nn.Module):
     """Two experts, of which a router chooses one for each token."""
 
@@ -97,6 +110,7 @@ def built(branch: str) -> Residual:
         "offset": lambda: Gated(True),
         "rectified": Rectified,
         "lifted": Rectified,
+        "batched": Batched,
         "experts": Experts,
     }
     model = Residual(made[branch]())
@@ -127,7 +141,10 @@ def blocked(model: nn.Module, x: Tensor) -> set[str]:
     return set(read(model, record(model, x)).blocked)
 
 
-@pytest.mark.parametrize("branch", ["attention", "written", "gated", "offset", "rectified", "lifted", "experts"])
+BRANCHES = ["attention", "written", "gated", "offset", "rectified", "lifted", "batched", "experts"]
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
 def test_any_two_zeros_stay_where_training_leaves_them(branch: str) -> None:
     """One zero or two, in all pairs of weights and gains: what is named is what training does not move. What chooses
     between experts is left as drawn: an expert without tokens does not move either."""

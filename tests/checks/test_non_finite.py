@@ -57,6 +57,29 @@ def test_np504_names_a_buffer_that_holds_infinity() -> None:
     )
 
 
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.unread = nn.Linear(8, 24, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v.relu().clamp(max=1)).nan_to_num()
+
+
+def test_np504_finds_a_weight_whose_nan_an_operation_hides() -> None:
+    torch.manual_seed(0)
+    model, x = Attending(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        model.qkv.weight[1, 2] = math.nan
+        model.unread.weight[1, 2] = math.nan
+    report = probe(model, x)
+    assert report.data.measurements.output_finite
+    (found,) = [f for f in report.findings if f.code == "NP504"]
+    assert (found.where, found.severity.value, found.places) == ("qkv.weight", "error", ())
+    assert found.message.endswith("an operation hides it; qkv.weight holds 1 NaN of 192 values")
+
+
 class Rooted(nn.Module):
     """The gradient breaks at the last parameter, outside of every stream, and reaches no other."""
 

@@ -22,7 +22,7 @@ def transformer(model_class: str, config_class: str, **fields: object) -> Built:
 
 
 def gpt2() -> Built:
-    small = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": WIDTH, "n_layer": 3, "n_head": 4}
+    small = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": WIDTH, "n_layer": 3, "n_head": 8}
     return transformer("GPT2LMHeadModel", "GPT2Config", **small, bos_token_id=1, eos_token_id=2)
 
 
@@ -99,6 +99,9 @@ class Deep(models.Decoder):
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
         for block in blocks:
             for branch in (block.mix.branch.out, block.think.branch.down):
                 nn.init.normal_(branch.weight, std=0.02 / 24**0.5)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normprobe.capture.composites import opened
 from normprobe.records import Anatomy, NormSite, OpSite
 from tests.faults.fault import NotHereError
 
@@ -186,8 +187,33 @@ class _Counter:
         if self.inside == 0 and name == self.site.op:
             self.seen += 1
             if self.seen == self.site.ordinal + 1:
-                return self.change(func, *args, **(kwargs or {}))
+                return self.changed(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def changed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What is put in the place of the operation, which alone counts for changes of others in the same module."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _all_inside(-1):
+                return func(*args, **kwargs)
+
+        with _all_inside(1):
+            return self.change(run, *args, **kwargs)
+
+
+_active: list[_Counter] = []
+
+
+@contextmanager
+def _all_inside(more: int) -> Iterator[None]:
+    modes = list(_active)
+    for mode in modes:
+        mode.inside += more
+    try:
+        yield
+    finally:
+        for mode in modes:
+            mode.inside -= more
 
 
 class _Operators(_Counter, TorchDispatchMode):
@@ -197,6 +223,10 @@ class _Operators(_Counter, TorchDispatchMode):
 
 class _Functions(_Counter, TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inner = opened(func)
+        if inner is not None:
+            with self:
+                return inner(*args, **(kwargs or {}))
         return self.handle(getattr(func, "__name__", ""), func, args, kwargs)
 
 
@@ -225,9 +255,11 @@ def at(model: nn.Module, site: OpSite, change: Callable[..., Any]) -> None:
     def around(below: Forward, *args: Any, **kwargs: Any) -> Any:
         with (_Operators if "." in site.op else _Functions)(site, change) as mode:
             current.append(mode)
+            _active.append(mode)
             try:
                 return below(*args, **kwargs)
             finally:
                 current.pop()
+                _active.pop()
 
     overlay(module, around)

@@ -123,7 +123,10 @@ def judged(subject: Subject, fault: Fault, seed: int = 0) -> Outcome | None:
         why = f"{type(error).__name__}: {error}"[:300]
         return Outcome(fault.name, fault.code, subject.name, "?", "does not run", why)
     sound = subject.sound(fault.conditions)
-    said, detail = _said(fault, fault.least(sound.anatomy, site), report, sound)
+    try:
+        said, detail = _said(fault, fault.least(sound.anatomy, site), report, sound)
+    except NotHereError:
+        return None
     return Outcome(fault.name, fault.code, subject.name, site.path, said, detail)
 
 
@@ -138,6 +141,9 @@ def _said(fault: Fault, least: str, report: Report, sound: Report) -> tuple[Said
     known = set(_keys(sound.findings))
     fresh = [f for f in report.findings if not known >= set(_keys([f]))]
     mine = [f for f in fresh if f.code == fault.code]
+    again = [f for f in report.findings if f.code == fault.code and f.severity.rank <= Severity(least).rank]
+    if not mine and again:
+        raise NotHereError("the untouched model says so too")
     if not mine:
         why = [one.why for one in report.skipped if one.what.startswith(fault.code) and one not in sound.skipped]
         return ("not told", why[0]) if why else ("missed", _codes(fresh) or "nothing new")

@@ -90,6 +90,16 @@ def test_an_operation_is_changed_where_the_anatomy_says(build: Any) -> None:
     assert [b.skip_scale for b in after] == [2.0 if i == 2 else 1.0 for i in range(len(branches))]
 
 
+def test_two_operations_of_one_module_are_changed() -> None:
+    model, inputs = llama()
+    branches = normprobe.probe(model, inputs, level="structure").anatomy.streams[0].branches
+    assert branches[2].add.path == branches[3].add.path
+    for branch in branches[2:4]:
+        edits.at(model, branch.add, lambda run, trunk, write: run(3 * trunk + 1, write))
+    after = normprobe.probe(model, inputs, level="structure").anatomy.streams[0].branches
+    assert [b.skip_scale for b in after] == [1.0, 1.0, 3.0, 3.0, 1.0, 1.0]
+
+
 def test_a_function_that_is_recorded_whole_can_be_changed() -> None:
     model, inputs = llama()
     site = normprobe.probe(model, inputs, level="structure").anatomy.attention[1]

@@ -46,8 +46,8 @@ class Written(nn.Module):
         self.weight, self.bias = _held(weight), _held(bias)
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        if more:
-            raise NotHereError("the norm is given more than what it norms")
+        if more or (self.weight is not None and self.weight.numel() not in (1, x.shape[-1])):
+            raise NotHereError("the norm is given more than what it norms, or its gain is of several of them")
         form = self.form
         wide = x.float() if form.wide else x
         centred = wide - wide.mean(-1, keepdim=True) if form.centred else wide

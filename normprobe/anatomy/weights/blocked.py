@@ -102,7 +102,7 @@ class Gradients:
         return {v for v in factors if any(map(self._is_nothing, factors - {v}))}
 
     def _behind_norm(self, step: Step, norm: NormSite) -> tuple[set[int], set[str]]:
-        idle = {norm.weight} if self._nothing.issuperset(step.inputs) and norm.kind in _FROM_ZERO else set()
+        idle = {norm.weight} if self._nothing.issuperset(step.inputs) and _from_zero(norm) else set()
         passed = set() if self._closed(norm) else set(step.inputs)
         return passed, set(step.parameters) - idle
 
@@ -114,7 +114,7 @@ class Gradients:
         if step.role is Role.NORM and step.group is not None:
             norm = self._norms[step.group.norm]
             known = norm.affine != "other" and (norm.bias is None or norm.bias in self._zeros)
-            nothing = self._nothing.issuperset(step.inputs) and norm.kind in _FROM_ZERO
+            nothing = self._nothing.issuperset(step.inputs) and _from_zero(norm)
             return known and (nothing or self._closed(norm))
         if step.role is Role.ACT:
             told = at_zero(self._flow, step) if self._nothing.issuperset(step.inputs) else None
@@ -157,6 +157,11 @@ class Gradients:
             return False
         held = self._flow.statics.tensor(value)
         return held is not None and not bool(torch.count_nonzero(held))
+
+
+def _from_zero(norm: NormSite) -> bool:
+    """Whether a norm makes zeros of zeros in training; a batch norm takes the mean of its batch there."""
+    return norm.kind in _FROM_ZERO or (norm.kind == "batchnorm" and not norm.frozen)
 
 
 def _added(step: Step) -> Iterable[int]:

@@ -24,15 +24,16 @@ _Lost: TypeAlias = tuple[str, str]  # what, and where
 @final
 @dataclass(frozen=True)
 class NonFinite(Check):
-    """The model's outputs, its residual stream or its gradients are NaN or infinite.
+    """The model's outputs, its residual stream, its gradients or its weights are NaN or infinite.
 
     ## What it measures
 
     Whether every element of the outputs, of the stream after each write, and of the loss and the gradients of all
     parameters (where they were taken) is finite. The place is the parameter or buffer that holds NaN or an infinity,
     where the first module to fail has one; else that module, else the first write. Gradients have a place of their
-    own only where all of the forward is finite: that whose backward gave the first. Infinities that never reach the
-    stream or the outputs, as in an attention mask, are no finding.
+    own only where all of the forward is finite: that whose backward gave the first. Where nothing is lost, the
+    weights that products, norms and branches use: attention kernels give finite outputs to rows of NaN logits.
+    Infinities in masks that never reach the stream or the outputs are no finding, nor are unused weights.
 
     ## Why it matters
 
@@ -73,6 +74,10 @@ class NonFinite(Check):
             first = _place(found.gradients.first_non_finite) or _first_place(backward)
             message = f"not finite, though all of the forward is: {_kinds(backward)}{made}"
             yield self._found(first, backward, message)
+        elif hidden := _hidden(data):
+            held = "".join(f"; {name} holds {amount}" for name, amount in hidden.items())
+            message = f"weights are not finite, though all that is computed from them is: an operation hides it{held}"
+            yield self._found(next(iter(hidden)), [("weights", name) for name in hidden], message)
         elif found.output_finite is None:
             seen = f"; {found.first_non_finite} gave a value that is not finite" if found.first_non_finite else ""
             yield self.skip(f"the outputs were not looked at{seen}")
@@ -117,6 +122,16 @@ def _causes(found: Measurements) -> dict[str, str]:
     inside = "" if found.first_non_finite in (None, ".") else f"{found.first_non_finite}."
     held = [one for one in found.non_finite_tensors if one.name.startswith(inside)]
     return {one.name: _amount(one) for one in held}
+
+
+def _hidden(data: ReportData) -> dict[str, str]:
+    """The weights that are not finite, of those that products, norms and branches use; rows of a table that no token
+    took are none."""
+    anatomy = data.anatomy
+    used = {weight.parameter for weight in anatomy.weights if weight.kind != "embedding"}
+    used |= {name for stream in anatomy.streams for branch in stream.branches for name in branch.parameters}
+    used |= {name for norm in anatomy.norms if norm.executed for name in (norm.weight, norm.bias) if name is not None}
+    return {one.name: _amount(one) for one in data.measurements.non_finite_tensors if one.name in used}
 
 
 def _amount(one: BrokenTensor) -> str:

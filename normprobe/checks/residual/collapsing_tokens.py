@@ -69,7 +69,7 @@ class CollapsingTokens(EachStreamCheck):
         if math.isnan(first) or math.isnan(last):
             why = "the samples have one token" if math.isnan(last) else "the trunk before the first write was not seen"
             yield self.skip(why, [seen.measure.stream])
-        elif self.exceeds(last, least=self.least_spread) and self.exceeds(last, least=self.least_kept * first):
+        elif first > 0 and self.exceeds(last, least=min(self.least_spread, self.least_kept * first)):
             yield self.finding(
                 states[-1].path,
                 f"the mean cosine between two tokens rises from {number(1 - first)} before the first write to "

@@ -256,7 +256,14 @@ def test_np308_finds_tokens_that_become_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "kind"), [(0.1, 0.98, "attention"), (0.96, 0.995, "attention"), (0.1, 0.995, "conv")]
+    ("first", "last", "kind"),
+    [
+        (0.1, 0.98, "attention"),
+        (0.96, 0.995, "attention"),
+        (0.1, 0.995, "conv"),
+        (1.0, 1.0, "attention"),
+        (1.0, 1.0001, "attention"),
+    ],
 )
 def test_np308_passes_tokens_that_were_alike_and_maps(first: float, last: float, kind: str) -> None:
     assert judge("NP308", tokens(first, last, kind)) == ((), ())

@@ -81,7 +81,7 @@ _WHOLE = "scaled_dot_product_attention"
 def usual(anatomy: Anatomy) -> list[Site]:
     """Of these the ones at 1/√d, of heads wide enough to tell."""
     return [
-        s for s in scaled(anatomy) if abs(s.detail.scale * s.detail.head_dim**0.5 - 1) < 0.01 and s.detail.head_dim > 5
+        s for s in scaled(anatomy) if abs(s.detail.scale * s.detail.head_dim**0.5 - 1) < 0.01 and s.detail.head_dim > 3
     ]
 
 
@@ -104,7 +104,13 @@ def dropped_once(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 def where_all(anatomy: Anatomy) -> list[Site]:
     found = usual(anatomy)
     paths = [site.path for site in found]
-    return found[:1] if len(found) == len(anatomy.attention) and len(set(paths)) == len(paths) else []
+    whole = len(found) == len(anatomy.attention) and len(set(paths)) == len(paths)
+    return found[:1] if whole else []
+
+
+def wide(anatomy: Anatomy) -> list[Site]:
+    """The same, where √d is far from 1."""
+    return [site for site in where_all(anatomy) if site.detail.head_dim > 4]
 
 
 def on_all(model: nn.Module, anatomy: Anatomy, factor: Callable[[AttentionSite], float]) -> None:
@@ -112,12 +118,12 @@ def on_all(model: nn.Module, anatomy: Anatomy, factor: Callable[[AttentionSite],
         multiply(model, site.detail, factor)
 
 
-@fault("the scale dropped in all layers", "NP404", "note", where_all, FORWARD)
+@fault("the scale dropped in all layers", "NP404", "note", wide)
 def dropped(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     on_all(model, anatomy, lambda one: one.head_dim**0.5)
 
 
-@fault("the scale applied twice in all layers", "NP404", "note", where_all, FORWARD)
+@fault("the scale applied twice in all layers", "NP404", "note", wide, FORWARD)
 def twice(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     on_all(model, anatomy, lambda one: one.head_dim**-0.5)
 

@@ -97,7 +97,7 @@ def products(anatomy: Anatomy) -> list[Site]:
     return [Site(w.parameter) for w in weights(anatomy, "reader", "writer", "inner")]
 
 
-@fault("a weight of one constant", "NP605", "warning", products, FORWARD, ("NP603",))
+@fault("a weight of one constant", "NP605", "warning", products, FORWARD, ("NP305", "NP603"))
 def constant(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     with writing():
         parameter(model, site.path).fill_(0.02)
@@ -105,11 +105,11 @@ def constant(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 def blockable(anatomy: Anatomy) -> list[Site]:
     """Branches whose readers and writers are their own, with no bias that could begin to learn."""
-    found = []
+    found, computed = [], {one.parameter for one in anatomy.reparametrizations}
     for stream in anatomy.streams:
         for branch in stream.branches:
             others = {path for other in stream.branches if other is not branch for path in other.parameters}
-            own = not others & {*branch.readers, *branch.writers}
+            own = not (others | computed) & {*branch.readers, *branch.writers}
             if branch.readers and branch.writers and own and not set(branch.readers) & set(branch.writers):
                 found.append(Site(branch.path, branch))
     return found

@@ -64,8 +64,8 @@ class Normalised(nn.Module):
         self.weight, self.factor = None if weight is None else nn.Parameter(weight.detach()), width**0.5
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        if more:
-            raise NotHereError("the norm is given more than what it norms")
+        if more or (self.weight is not None and self.weight.numel() != x.shape[-1]):
+            raise NotHereError("the norm is given more than what it norms, or its gain is of several of them")
         y = nn.functional.normalize(x, dim=-1) * self.factor
         return y if self.weight is None else y * self.weight
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normprobe.records import Anatomy, Branch, NormSite, Stream
 from tests.faults.edits import Twice, at, before, behind, module_at, norm_at, overlay, passing, replace, uncalled
-from tests.faults.fault import Fault, Severity, Site, fault
+from tests.faults.fault import Fault, NotHereError, Severity, Site, fault
 from tests.faults.written import FEATURES, Form, along_features, form_of, fresh, written
 
 PLAIN = ("pre", "sandwich", "output", "none")
@@ -50,7 +50,7 @@ def dropped(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     passing(model, site.path)
 
 
-@fault("the final norm twice", "NP202", "warning", ends)
+@fault("the final norm twice", "NP202", "warning", lambda a: [s for s in ends(a) if norm_at(a, s.path).kind != "dyt"])
 def twice_at_the_end(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     held = module_at(model, site.path)
     replace(model, site.path, Twice(held, copy.deepcopy(held)))
@@ -103,12 +103,17 @@ def before_the_last_write(model: nn.Module, anatomy: Anatomy, site: Site) -> Non
 # ---- the trunk
 
 
+def sound(stream: Stream) -> bool:
+    """Whether the norms of a stream sit inside its branches, and its end is not raw."""
+    return inside(stream) and (stream.final_norm is not None or stream.needs_final_norm is False)
+
+
 def inner_blocks(anatomy: Anatomy) -> list[Site]:
     """Blocks but the first of streams whose norms sit inside the branches, with a norm to copy."""
     found = []
     for stream in anatomy.streams:
         norm = a_norm(anatomy, stream)
-        if inside(stream) and norm is not None and len(blocks(stream)) > 2 and stream.feature_axis == -1:
+        if sound(stream) and norm is not None and len(blocks(stream)) > 2 and stream.feature_axis == -1:
             found += [Site(path, (stream, norm)) for path in blocks(stream)[1:]]
     return found
 
@@ -130,7 +135,7 @@ def inner_writes(anatomy: Anatomy) -> list[Site]:
     found = []
     for stream in anatomy.streams:
         norm = a_norm(anatomy, stream)
-        plain = inside(stream) and one_after_the_other(stream) and stream.feature_axis == -1
+        plain = sound(stream) and one_after_the_other(stream) and stream.feature_axis == -1
         if plain and norm is not None and len(blocks(stream)) > 2:
             found += [Site(branch.path, (stream, norm, branch)) for branch in stream.branches[:-1]]
     return found
@@ -169,7 +174,10 @@ def taken_behind(model: nn.Module, norm: str, branch: Branch) -> None:
 
     def add(run: Any, *args: Any, **kwargs: Any) -> Any:
         operands = list(args)
-        operands[branch.trunk] = seen.pop()
+        behind_norm = seen.pop()
+        if behind_norm.shape != operands[branch.trunk].shape:
+            raise NotHereError("the norm is of more than the trunk")
+        operands[branch.trunk] = behind_norm
         return run(*operands, **kwargs)
 
     behind(module_at(model, norm), keep)
@@ -183,7 +191,7 @@ def all_normed_before(anatomy: Anatomy) -> list[Site]:
         norms = [anatomy.norm(b.pre_norm or "") for b in stream.branches]
         own = all(n is not None and n.module and n.executions == 1 for n in norms)
         unlike = all(b.placement == "pre" and b.branch_scale.kind == "none" for b in stream.branches)
-        if inside(stream) and one_after_the_other(stream) and own and unlike and len(blocks(stream)) > 2:
+        if sound(stream) and one_after_the_other(stream) and own and unlike and len(blocks(stream)) > 2:
             found.append(Site(stream.name, stream))
     return found
 
@@ -309,7 +317,8 @@ def called_modules(anatomy: Anatomy) -> list[Site]:
     known = {b.pre_norm for s in anatomy.streams for b in s.branches} | {
         b.output_norm for s in anatomy.streams for b in s.branches
     }
-    return [Site(n.path) for n in anatomy.norms if n.module and n.executed and n.path in known and n.path != "."]
+    once = [n for n in anatomy.norms if n.module and n.executions == 1 and n.path in known and n.path != "."]
+    return [Site(n.path) for n in once if n.weight is not None and n.kind != "dyt"]  # the others leave no trace
 
 
 @fault("the norm of a branch built and not called", "NP208", "warning", called_modules)

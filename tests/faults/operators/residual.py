@@ -14,7 +14,8 @@ from tests.faults.fault import Conditions, Fault, NotHereError, Site, fault
 
 FORWARD = Conditions(level="forward")
 HALF16, HALFB = Conditions(level="forward", dtype="float16"), Conditions(level="forward", dtype="bfloat16")
-LARGE = ("NP301", "NP303", "NP304")  # what a stream of large writes deserves as well
+FACTOR = ("NP212",)  # a configuration that states the factor on branches is contradicted
+LARGE = ("NP301", "NP302", "NP303", "NP304", *FACTOR)  # what a stream of large writes deserves as well
 
 
 def change_write(model: nn.Module, branch: Branch, change: Callable[[Tensor], Tensor]) -> None:
@@ -86,7 +87,7 @@ def aligned(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 # ---- too small
 
 
-@fault("writes of a hundred-thousandth", "NP302", "warning", streams, FORWARD)
+@fault("writes of a hundred-thousandth", "NP302", "warning", streams, FORWARD, FACTOR)
 def diluted(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     if any(b.branch_scale.kind not in ("none", "constant") for b in site.detail.branches):
         raise NotHereError("learned scales may start small on purpose")
@@ -94,7 +95,7 @@ def diluted(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
         change_write(model, branch, lambda x: x * 1e-5)
 
 
-@fault("a branch that writes nothing", "NP305", "warning", writes, FORWARD)
+@fault("a branch that writes nothing", "NP305", "warning", writes, FORWARD, FACTOR)
 def dead(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     change_write(model, site.detail[1], lambda x: x * 0)
 
@@ -125,32 +126,37 @@ def overwriting(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     change_write(model, site.detail[1], lambda x: x * 3000)
 
 
-def one_channel(x: Tensor) -> Tensor:
-    """One entry of the first sample and place that is far larger than all others."""
+def one_entry(x: Tensor) -> Tensor:
+    """One entry of the first sample and place that is large."""
     spike = torch.zeros_like(x)
-    spike.reshape(-1)[3 if x.dim() < 4 else 0] = 1.0
-    return x + spike * x.abs().max() * 1e3
+    spike.reshape(-1)[3 if x.dim() < 4 else 0] = 3e4
+    return x + spike
 
 
-@fault("one entry of a write a thousand times the largest", "NP303", "note", writes, FORWARD)
+def summed(anatomy: Anatomy) -> list[Site]:
+    """Writes whose sum is not normed."""
+    return [s for s in writes(anatomy) if s.detail[1].placement not in ("post", "deepnorm", "postact")]
+
+
+@fault("one entry of a write far larger than all others", "NP303", "note", summed, FORWARD)
 def massive(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    change_write(model, site.detail[1], one_channel)
+    change_write(model, site.detail[1], one_entry)
 
 
-@fault("writes beyond what float16 holds, in float32", "NP304", "warning", writes, FORWARD, ("NP301",))
+@fault("writes beyond what float16 holds, in float32", "NP304", "warning", writes, FORWARD, LARGE)
 def no_headroom(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    change_write(model, site.detail[1], lambda x: x * (1e6 / x.abs().max()))
+    change_write(model, site.detail[1], lambda x: x * (1e6 / float(x.abs().max())))
 
 
 @fault("a sum that overflows in float16", "NP304", "error", writes, HALF16)
 def overflowing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    change_write(model, site.detail[1], lambda x: x * (6e4 / x.abs().max()))
+    change_write(model, site.detail[1], lambda x: x * (6e4 / float(x.abs().max())))
     stream, branch = site.detail
     for other in stream.branches[stream.branches.index(branch) + 1 :]:
         change_write(model, other, lambda x: x.sign() * 6e4)
 
 
-@fault("writes too small for bfloat16", "NP307", "warning", streams, HALFB, ("NP302",))
+@fault("writes too small for bfloat16", "NP307", "warning", streams, HALFB, ("NP302", "NP305", *FACTOR))
 def rounded(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     for branch in site.detail.branches:
         change_write(model, branch, lambda x: x * 1e-4)

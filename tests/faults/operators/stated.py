@@ -24,9 +24,18 @@ def normed(anatomy: Anatomy) -> list[Site]:
         if pair is None or pair.query is None or pair.key is None or pair.query == pair.key:
             continue
         norms = [anatomy.norm(pair.query), anatomy.norm(pair.key)]
-        if all(n is not None and n.module and n.executions == 1 for n in norms) and {"q", "k"} <= site.columns.keys():
+        alone = all(sum(n.role == role and within(n.path, site.path) for n in anatomy.norms) == 1 for role in _SIDES)
+        plain = all(n is not None and n.module and n.executions == 1 for n in norms)
+        if plain and alone and {"q", "k"} <= site.columns.keys():
             found.append(Site(site.path, site))
     return found
+
+
+_SIDES = ("query", "key")
+
+
+def within(path: str, holder: str) -> bool:
+    return holder == "." or path.startswith(f"{holder}.")
 
 
 def bare(anatomy: Anatomy) -> list[Site]:
