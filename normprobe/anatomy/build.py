@@ -20,6 +20,7 @@ from normprobe.anatomy.norm_sites.candidates import Candidates
 from normprobe.anatomy.norm_sites.in_row import with_followed
 from normprobe.anatomy.norm_sites.inline import find_inline_norms
 from normprobe.anatomy.norm_sites.modules import find_module_norms, find_static_norms, find_unused_norms
+from normprobe.anatomy.norm_sites.reduced import with_reduced
 from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizations, find_unused_reparametrizations
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams.adds import find_writes
@@ -67,7 +68,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     if find_inline_norms(model, flow, found):
         flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
-    norms = with_followed(found.sites, flow)
+    norms = with_reduced(with_followed(found.sites, flow), flow)
     attention = find_attention(flow)
     streams, others, trunks = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]

@@ -122,6 +122,8 @@ class Stream(Record):
     of the trunk are added again, or put beside it and drawn into one with it).
     `source` is the parameter whose rows the stream begins with, where they come to it by moves and factors alone.
     `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
+    `raw_heads` are those of the `raw_readers` that are heads themselves: products with weights that make an output of
+    the model, with activations and further products at most behind them.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Stream(Record):
     final_norm_reason: str = ""
     raw_end: RawEnd | None = None
     raw_readers: tuple[str, ...] = ()
+    raw_heads: tuple[str, ...] = ()
     input_multiplier: float | None = 1.0
     source: str | None = None
     feature_axis: int | None = -1

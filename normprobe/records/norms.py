@@ -78,8 +78,9 @@ class NormSite(NormSpec):
     `weight` and `bias` hold full parameter paths. `executions` counts the calls in one forward. `dtype` is that of the
     norm's input in the recorded forward ("float32"; empty where it never ran). `follows` is the path of a norm of the
     same elements whose output it reads, with no more than moves and constant factors between, where nothing else reads
-    that output. `idle_beside` are, for a norm that never ran, other modules with parameters in the same module that did
-    not either.
+    that output. `over_places` says whether the statistic is shared by places (tokens, pixels, samples of the batch), as
+    the data flow tells what runs along `axes`; None where it does not. `idle_beside` are, for a norm that never ran,
+    other modules with parameters, and parameters, of the same module that were not used either.
     """
 
     path: str
@@ -90,5 +91,6 @@ class NormSite(NormSpec):
     module: bool = True
     follows: str | None = None
     bend: OpSite | None = None
+    over_places: bool | None = None
     idle_beside: tuple[str, ...] = ()
     class_name: str = Field(default="", alias="class")

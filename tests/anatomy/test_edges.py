@@ -170,6 +170,13 @@ def test_what_else_did_not_run_beside_an_unused_norm_is_told() -> None:
     assert (unused.path, unused.idle_beside) == ("blocks.0.cross_norm", ("blocks.0.cross",))
     assert (other.path, other.idle_beside) == ("blocks.0.idle", ("blocks.0.cross",))
 
+    class Projected(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection, self.idle = nn.Parameter(torch.ones(3, WIDTH)), nn.LayerNorm(WIDTH)
+
+    assert [n.idle_beside for n in anatomy(Net(Projected)).norms if not n.executed][:1] == [("blocks.0.projection",)]
+
     class Forgotten(Block):
         def __init__(self) -> None:
             super().__init__()

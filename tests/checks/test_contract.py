@@ -61,6 +61,7 @@ NAMES = {
     "NP211": "deepnorm-incomplete",
     "NP212": "declared-not-computed",
     "NP213": "missing-branch-norm",
+    "NP214": "norm-across-tokens",
     "NP303": "massive-activations",
     "NP304": "half-headroom",
     "NP305": "dead-branch",
@@ -173,6 +174,11 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP212": lambda: b.document(
         declared=(EPS, Declared(path=".", field="cap", fact="logit_softcap", stated=30.0, value=30.0))
     ),
+    "NP214": lambda: b.document(
+        norms=(b.norm(over_places=True),),
+        streams=(b.stream(branches=(b.branch("blocks.0", kind="attention"),)),),
+        attention=(b.site(causal=True),),
+    ),
     "NP303": lambda: b.document(residual=(b.residual(massive=(b.massive(1000.0),)),)),
     "NP304": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, 40000.0)),)),
     "NP305": lambda: b.document(residual=(b.residual(b.state(0), b.state(1, write_rms=0.0, write_max=0.0)),)),
@@ -228,7 +234,7 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
 }
 SWEPT = {"NP607"}  # judge several models
 # They ask what ran where and what is stated, which is known there.
-PLACED = {f"NP{code}" for code in (202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212, 213)}
+PLACED = {f"NP{code}" for code in (202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212, 213, 214)}
 # Their subject is not there: a norm of a known kind, a computed weight, a stream that constants hold.
 ABSENT = {"NP116", "NP406", "NP801", "NP802", "NP803", "NP804"}
 NOT_FINITE: dict[str, Callable[[float], ReportData]] = {

@@ -202,8 +202,8 @@ def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
     They are fed inputs that fit the shape of their parameters; what cannot be fed is left out. A module whose
     parameters were used is not meant, though its own forward never ran (a fused kernel may have taken them).
     """
-    used = {node.name.rpartition(".")[0] for node in trace.nodes if node.op == "parameter"}
-    ran = {call.path for call in trace.calls} | used
+    read = {node.name for node in trace.nodes if node.op == "parameter"}
+    ran = {call.path for call in trace.calls} | {name.rpartition(".")[0] for name in read}
     sites: dict[str, NormSite] = {}
     for path, module in model.named_modules():
         if not path or path in ran or isinstance(module, ScriptModule) or any(True for _ in module.children()):
@@ -212,18 +212,20 @@ def find_unused_norms(model: nn.Module, trace: Trace) -> list[NormSite]:
         if spec is not None and spec.kind not in NOT_NORMS:
             sites[path] = _site(model, path, spec, 0)
     return [
-        site.model_copy(update={"idle_beside": tuple(_idle_beside(model, path, ran | sites.keys()))})
+        site.model_copy(update={"idle_beside": tuple(_idle_beside(model, path, ran | read | sites.keys()))})
         for path, site in sites.items()
     ]
 
 
 def _idle_beside(model: nn.Module, path: str, known: Set[str]) -> Iterator[str]:
-    """The modules with parameters beside that at `path`, in which nothing is `known` to have run or to be a norm."""
+    """The modules with parameters and the parameters beside the module at `path`, of which nothing is `known` to have
+    run or to have been read, or to be a norm."""
     parent = path.rpartition(".")[0]
-    for name, module in model.get_submodule(parent).named_children():
+    holder = model.get_submodule(parent)
+    modules = [name for name, module in holder.named_children() if any(True for _ in module.parameters())]
+    for name in (*modules, *(name for name, _ in holder.named_parameters(recurse=False))):
         beside = f"{parent}.{name}" if parent else name
-        inside = any(one == beside or one.startswith(f"{beside}.") for one in known)
-        if not inside and any(True for _ in module.parameters()):
+        if not any(one == beside or one.startswith(f"{beside}.") for one in known):
             yield beside
 
 

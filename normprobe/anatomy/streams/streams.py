@@ -17,6 +17,7 @@ from normprobe.anatomy.flow.walk import backward, light_chain
 from normprobe.anatomy.streams.blocks import stream_name
 from normprobe.anatomy.streams.branches import Reading, branch_records, norm_path, read_branches
 from normprobe.anatomy.streams.features import feature_axes
+from normprobe.anatomy.streams.raw_heads import raw_heads
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
 from normprobe.anatomy.streams.topology import topology
 from normprobe.anatomy.streams.writes import Trunks, Write
@@ -121,7 +122,7 @@ def read_stream(
         entry_norm=norm_path(entry_norms, norms),
         **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
         **topology(flow, chain, trunks),
-        raw_readers=out.raw_readers,
+        **_raw(flow, readings, out, head),
         input_multiplier=multiplier,
         source=_table(flow, chain[0].source),
         branches=tuple(b.model_copy(update={"feature_axis": a}) for b, a in zip(branches, axes, strict=True)),
@@ -148,6 +149,11 @@ def _last_value(flow: Flow, readings: Sequence[Reading]) -> int:
     if last.post:
         return last.norms.on_sum[0].outputs[0]
     return last.write.output
+
+
+def _raw(flow: Flow, readings: Sequence[Reading], out: Readout, head: HeadWay) -> dict[str, Any]:
+    heads = raw_heads(flow, _last_value(flow, readings), head.ancestors)
+    return {"raw_readers": out.raw_readers, "raw_heads": heads}
 
 
 def _widths(flow: Flow, readings: Sequence[Reading], axes: Sequence[int | None]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import final
 
@@ -20,6 +21,8 @@ CONTRADICTIONS = {
 SPELLINGS = {"rms": "RMSNorm", "layernorm": "LayerNorm"} | {
     f"{word}norm": f"{word.capitalize()}Norm" for word in ("batch", "group", "instance")
 }
+
+_PARTED = re.compile("group|head")  # a name that says that the features are parted
 
 
 @final
@@ -46,7 +49,8 @@ class NameContradictsBehaviour(EachNormCheck):
     ## When to ignore it
 
     When the name is historical and known, as T5's is. Forms that coincide are not reported: a group norm with
-    one group may be called layer norm, one group per channel instance norm.
+    one group may be called layer norm, one group per channel instance norm; so may a layer norm of several groups
+    whose name speaks of groups or heads.
 
     ## References
 
@@ -63,15 +67,24 @@ class NameContradictsBehaviour(EachNormCheck):
             return None
         if norm.kind == "unknown":
             return "the kind of norm could not be told"
-        if norm.kind not in CONTRADICTIONS[claim]:
+        if norm.kind not in CONTRADICTIONS[claim] and not (claim == "LayerNorm" and _no_layer(norm)):
             return None
         mean = {True: " that subtracts the mean", False: " that subtracts no mean", None: ""}
+        groups = f" of {norm.groups} groups" if norm.groups else ""
         return self.finding(
             norm.path,
-            f"{norm.class_name} is named {claim}; it computes {norm.kind}{mean[norm.subtracts_mean]}",
+            f"{norm.class_name} is named {claim}; it computes {norm.kind}{groups}{mean[norm.subtracts_mean]}",
             value=norm.kind,
             source="the class name",
         )
+
+
+def _no_layer(norm: NormSite) -> bool:
+    """Whether a norm takes its statistic of groups of which its name does not speak, or over inner axes, where a layer
+    norm takes the last ones."""
+    if norm.kind == "groupnorm":
+        return (norm.groups or 1) > 1 and not _PARTED.search(norm.class_name.lower())
+    return norm.kind == "instancenorm" and -1 not in norm.axes
 
 
 def claimed(class_name: str) -> str | None:

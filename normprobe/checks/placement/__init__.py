@@ -10,6 +10,7 @@ from normprobe.checks.placement.misplaced_final_norm import MisplacedFinalNorm
 from normprobe.checks.placement.missing_branch_norm import MissingBranchNorm
 from normprobe.checks.placement.missing_final_norm import MissingFinalNorm
 from normprobe.checks.placement.mixed_placement import MixedPlacement
+from normprobe.checks.placement.norm_across_tokens import NormAcrossTokens
 from normprobe.checks.placement.norm_on_trunk import NormOnTrunk
 from normprobe.checks.placement.norm_twice import NormTwice
 from normprobe.checks.placement.qk_norm_wrong_axis import QKNormWrongAxis
@@ -29,4 +30,5 @@ ALL: tuple[Check, ...] = (
     DeepNormIncomplete(),
     DeclaredNotComputed(),
     MissingBranchNorm(),
+    NormAcrossTokens(),
 )

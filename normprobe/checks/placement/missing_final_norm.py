@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Check, Outcome, number
 from normprobe.checks.placement.misplaced_final_norm import misplaced
-from normprobe.records import Finding, NormSite, ReportData, Severity, Stream
+from normprobe.records import Finding, NormSite, ReportData, Severity, Stream, StreamMeasure
 
 
 @final
@@ -24,7 +24,9 @@ class MissingFinalNorm(Check):
     and a norm of that width that was built and is not called. A model that returns the raw stream itself leaves
     the norm to its reader, which is not seen: that is a note. Where the head reads nothing but a mean or sum over
     the tokens, as classifiers do, or the stream has one block, as in a decoder of queries, and no norm lies idle,
-    it is a warning: some are built so on purpose, and the data flow of one that lost its norm is the same.
+    it is a warning: some are built so on purpose, and the data flow of one that lost its norm is the same. So it is
+    where the head reads the stream through its final norm and another head (a value, a reward), a product with
+    weights that makes an output of the model, reads it raw. Features that are returned raw are no heads.
 
     ## Why it matters
 
@@ -58,6 +60,8 @@ class MissingFinalNorm(Check):
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
         for stream in data.anatomy.streams:
+            if stream.final_norm is not None and stream.raw_heads:
+                yield self._beside(stream, data)
             if undecided(stream):
                 reason = stream.final_norm_reason or "it could not be decided whether the head reads it"
                 yield self.skip(reason, [stream.name])
@@ -65,7 +69,7 @@ class MissingFinalNorm(Check):
                 yield self._found(stream, data)
 
     def _found(self, stream: Stream, data: ReportData) -> Finding:
-        measure = next((m for m in data.measurements.residual if m.stream == stream.name and m.states), None)
+        measure = _measured(stream, data)
         text = self._reading(stream, data)
         if measure is not None:
             last, entry = measure.states[-1], measure.entry_rms
@@ -84,6 +88,19 @@ class MissingFinalNorm(Check):
             severity=_severity(stream, idle),
         )
 
+    def _beside(self, stream: Stream, data: ReportData) -> Finding:
+        """That a second head reads what the first one reads through a norm."""
+        heads = " and ".join(stream.raw_heads)
+        return self.finding(
+            stream.name,
+            f"an output is made of the raw stream by {heads}, after {stream.depth} writes; the head reads it through "
+            f"{stream.final_norm}",
+            value=measure.states[-1].rms_median if (measure := _measured(stream, data)) else None,
+            source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
+            severity=Severity.WARNING,
+            about="another head",
+        )
+
     @staticmethod
     def _reading(stream: Stream, data: ReportData) -> str:
         """Who reads the raw stream: what the Anatomy says of it, else the head where there is one."""
@@ -98,6 +115,10 @@ class MissingFinalNorm(Check):
         if reason or data.anatomy.head is None:
             return f"no norm follows the stream {writes} ({reason or 'no head was found'})"
         return f"the head reads the raw stream, without a norm, {writes}"
+
+
+def _measured(stream: Stream, data: ReportData) -> StreamMeasure | None:
+    return next((m for m in data.measurements.residual if m.stream == stream.name and m.states), None)
 
 
 def _severity(stream: Stream, idle: NormSite | None) -> Severity:

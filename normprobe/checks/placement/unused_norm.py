@@ -21,8 +21,9 @@ class UnusedNorm(Check):
     holds it did run: another norm, an attention operation, a branch or one of the parameters of a branch
     inside it was used. Where nothing inside that module was seen to run (a tower that got no input, a skipped
     block), the norm is skipped with that reason, since the data flow cannot tell a fault from a part that was
-    not needed. It is a note where another module with parameters beside the norm did not run either, as the
-    cross-attention of a decoder that is given no encoder: an optional branch was left out, and its norm with it.
+    not needed. It is a note where another module with parameters, or a parameter, beside the norm was not used
+    either, as the cross-attention of a decoder that is given no encoder, or the tower of a model that is given
+    text alone: an optional part was left out, and its norm with it.
 
     ## Why it matters
 
