@@ -77,11 +77,14 @@ def test_np601_passes_what_is_normed_or_drawn_for_relu(more: dict[str, Any]) -> 
     assert judge("NP601", stack(**{"layers": 20, "moment": 0.5, "recipe": "xavier"} | more)) == ((), ())
 
 
-def drawn_as(data: ReportData, role: str, **facts: Any) -> ReportData:
-    """The same with other facts of the weights of this role."""
+def drawn_as(data: ReportData, role: str, every: int = 1, **facts: Any) -> ReportData:
+    """The same with other facts of the weights of this role; without a recipe but for each `every`-th."""
     init = data.measurements.init
     assert init is not None
-    rows = tuple(w.model_copy(update=facts) if role in w.roles else w for w in init.weights)
+    held = [w for w in init.weights if role in w.roles]
+    kept = held[::every]
+    made = {w.parameter: w.model_copy(update=facts | ({} if w in kept else {"recipes": ()})) for w in held}
+    rows = tuple(made.get(w.parameter, w) for w in init.weights)
     measured = data.measurements.model_copy(update={"init": init.model_copy(update={"weights": rows})})
     return data.model_copy(update={"measurements": measured})
 
@@ -140,6 +143,7 @@ def test_np602_notes_a_deep_stream_that_grows(data: ReportData, how: str) -> Non
         b.unscaled(24, recipes=("zero",)),
         drawn_as(b.unscaled(24, recipes=("fixed_0.006",)), "writer", **SMALL),
         drawn_as(b.unscaled(24, recipes=()), "writer", **SMALL),
+        drawn_as(b.unscaled(24, recipes=("xavier",)), "writer", **SMALL, every=2),
         normed_streams("post_norm"),
         normed_streams("output_norm"),
     ],
