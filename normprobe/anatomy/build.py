@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from torch import nn
 from torch.jit import ScriptModule
@@ -25,7 +26,7 @@ from normprobe.anatomy.norm_sites.reparametrizations import find_reparametrizati
 from normprobe.anatomy.roles import with_roles
 from normprobe.anatomy.streams.adds import find_writes
 from normprobe.anatomy.streams.branches import norm_path, read_branches
-from normprobe.anatomy.streams.chains import find_chains, linked
+from normprobe.anatomy.streams.chains import find_chains, linked, parted
 from normprobe.anatomy.streams.kinds import branch_kind
 from normprobe.anatomy.streams.mixers import multiplies_tokens
 from normprobe.anatomy.streams.placement import norms_between
@@ -166,11 +167,14 @@ def _streams(
     for write in trunks.writes.values():
         others += [("pre", step) for part in write.parts for step in norms_between(flow, write.source, part)]
     streams = []
+    following = [parted(flow, one, other) for one, other in pairwise(chains)]
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
         way = way_behind(flow, HeadWay(head, behind, foreign), chain[-1].step.id)
         alone = not any(linked(flow, chain, other) for other in chains)
-        streams.append(read_stream(flow, chain, attention, norms, model, way, trunks, alone))
+        read = read_stream(flow, chain, attention, norms, model, way, trunks, alone)
+        unskipped = following[i] if i < len(following) else ()
+        streams.append(replace(read, record=read.record.model_copy(update={"unskipped": unskipped})))
     streams = _unique_names(streams)
     streams = [_with_own_final(flow, stream, streams) for stream in streams]
     return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], others, trunks

@@ -121,6 +121,8 @@ class Stream(Record):
     branches that read the other), "gated" (the skip itself is scaled by a gate: highway), "long_skips" (earlier states
     of the trunk are added again, or put beside it and drawn into one with it).
     `source` is the parameter whose rows the stream begins with, where they come to it by moves and factors alone.
+    `unskipped` are the last weights on the way from this stream's end to the start of the next one, where that is made
+    by weights alone and no skip goes past them.
     `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
     `raw_heads` are those of the `raw_readers` that are heads themselves: products with weights that make an output of
     the model, with activations and further products at most behind them.
@@ -141,6 +143,7 @@ class Stream(Record):
     raw_heads: tuple[str, ...] = ()
     input_multiplier: float | None = 1.0
     source: str | None = None
+    unskipped: tuple[str, ...] = ()
     feature_axis: int | None = -1
     topology: Topology = "ordinary"
     copies: int = 1

@@ -68,6 +68,7 @@ NAMES = {
     "NP306": "overwriting-branch",
     "NP307": "lost-in-rounding",
     "NP308": "collapsing-tokens",
+    "NP309": "missing-skip",
     "NP401": "unresolved-logits",
     "NP402": "entropy-collapse",
     "NP403": "saturated-heads",
@@ -162,6 +163,12 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
             ),
         )
     ),
+    "NP309": lambda: b.document(
+        streams=tuple(
+            b.stream(name=p, branches=(b.branch(p),), final_norm=f"{p}.n", unskipped=(f"{p}.w",))
+            for p in ("blocks.0", "blocks.1", "blocks.2")
+        )
+    ),
     "NP207": lambda: b.document(norms=(b.norm("a"), b.norm("b", follows="a"))),
     "NP208": lambda: b.document(norms=(b.norm(role="unused", executed=False, executions=0),)),
     "NP301": lambda: b.document(residual=(b.residual(independent_rms=0.4),)),
@@ -234,7 +241,7 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
 }
 SWEPT = {"NP607"}  # judge several models
 # They ask what ran where and what is stated, which is known there.
-PLACED = {f"NP{code}" for code in (202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212, 213, 214)}
+PLACED = {f"NP{code}" for code in (202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212, 213, 214, 309)}
 # Their subject is not there: a norm of a known kind, a computed weight, a stream that constants hold.
 ABSENT = {"NP116", "NP406", "NP801", "NP802", "NP803", "NP804"}
 NOT_FINITE: dict[str, Callable[[float], ReportData]] = {

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.steps import Flow
-from normprobe.anatomy.flow.walk import reached
-from normprobe.anatomy.streams.parts import bends
+from normprobe.anatomy.flow.walk import last_makers, reached
+from normprobe.anatomy.streams.parts import bends, region_to
 from normprobe.anatomy.streams.trunks import previous
 from normprobe.anatomy.streams.writes import Trunks, Write
 
-_BETWEEN = frozenset(Role) - WEIGHTY - {Role.POOL, Role.REDUCE}
+_LIGHTER = frozenset(Role) - WEIGHTY
+_BETWEEN = _LIGHTER - {Role.POOL, Role.REDUCE}
 
 
 def find_chains(flow: Flow, trunks: Trunks) -> tuple[list[list[Write]], list[list[Write]]]:
@@ -45,6 +46,19 @@ def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
     """Whether one of two chains goes on from the end of the other without weights in between: pieces of one trunk."""
     ends = [(a[-1].output, b[0]) for a, b in ((one, other), (other, one)) if a is not b]
     return any(not {b.source, b.trunk_input}.isdisjoint(reached(flow, end, _BETWEEN)) for end, b in ends)
+
+
+def parted(flow: Flow, one: list[Write], other: list[Write]) -> tuple[str, ...]:
+    """The parameters of the last weights between the end of a chain and the start of another one that is made from it
+    by weights alone: nothing of the trunk goes along them. Empty where something does, or nothing is made from it."""
+    start = other[0].source
+    states = {v for w in one for v in (w.source, w.trunk_input, w.output)}
+    if any(start in reached(flow, state, _LIGHTER) for state in states):
+        return ()
+    way = frozenset(range(one[-1].step.id + 1, flow.producer.get(start, -1) + 1))
+    region = region_to(flow, one[-1].output, start, way)
+    last = last_makers(flow, start, region, _LIGHTER) if flow.producer.get(start) in region else []
+    return tuple(dict.fromkeys(p for step in last for p in step.parameters))
 
 
 def _consecutive(flow: Flow, trunks: Trunks) -> dict[int, int]:

@@ -8,6 +8,7 @@ from normprobe.checks.residual.growth_above_sqrt import GrowthAboveSqrt
 from normprobe.checks.residual.half_headroom import HalfHeadroom
 from normprobe.checks.residual.lost_in_rounding import LostInRounding
 from normprobe.checks.residual.massive_activations import MassiveActivations
+from normprobe.checks.residual.missing_skip import MissingSkip
 from normprobe.checks.residual.overwriting_branch import OverwritingBranch
 
 ALL: tuple[Check, ...] = (
@@ -19,4 +20,5 @@ ALL: tuple[Check, ...] = (
     OverwritingBranch(),
     LostInRounding(),
     CollapsingTokens(),
+    MissingSkip(),
 )

@@ -1,0 +1,98 @@
+"""NP309."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, ClassVar, final
+
+from normprobe.checks.base import Check, Outcome
+from normprobe.records import Finding, ReportData, Severity, Stream
+
+_NORMED = frozenset({"pre", "sandwich"})
+_LAYERS = frozenset({"attention", "linear_attention", "cross_attention", "mlp", "moe", "ssm", "recurrent"})
+
+
+@final
+@dataclass(frozen=True)
+class MissingSkip(Check):
+    """Equal blocks have a skip around one branch and none around another one.
+
+    ## What it measures
+
+    Residual streams that end and begin anew at the same place of three or more equal blocks, one behind the
+    other: each has the branches of one block, normed at their input, is read through a norm at its end, and the next
+    stream is made of that by weights of these blocks alone, with no skip past them. Stages of a hierarchy, a
+    U-Net or an encoder and its decoder differ in width or hold several blocks each; blocks of convolutions that
+    change the channels without a skip are published. None of these is reported.
+
+    ## Why it matters
+
+    `x = x + attention(norm(x)); return mlp(norm(x))` runs, has the right shapes and trains while it is shallow.
+    But nothing passes the MLP: gradient and signal go through the weights of every block, as in a network without
+    skips, and each layer has to write anew what it wants to keep.
+
+    ## What to do
+
+    Add the skip: `x + mlp(norm(x))`.
+
+    ## When to ignore it
+
+    When the blocks were designed without that skip.
+
+    ## References
+
+    He et al. 2016 (Identity Mappings), sec. 3: what multiplies the skip multiplies signal and gradient at every
+    block; Xiong et al. 2020, table 1 (both sublayers of a block are added).
+    """
+
+    code, name, severity, since = "NP309", "missing-skip", Severity.WARNING, "0.1.0"
+
+    fewest: ClassVar[int] = 3
+
+    def check(self, data: ReportData) -> Outcome:
+        """Yield one finding for each row of equal blocks that all break the stream at one place."""
+        if not data.anatomy.streams:
+            yield self.skip("no residual stream was found")
+        for row in _rows(data.anatomy.streams):
+            if len(row) >= self.fewest:
+                yield self._found(row)
+
+    def _found(self, row: list[Stream]) -> Finding:
+        first = row[0]
+        weights = first.unskipped[0].rpartition(".")[0]
+        kinds = " and ".join(dict.fromkeys(branch.kind for branch in first.branches))
+        return self.finding(
+            first.branches[0].block,
+            f"the stream ends behind the {kinds} branch of each of {len(row)} equal blocks and is made anew by the "
+            f"weights of {weights} behind {first.final_norm}: no skip goes past them",
+            value=weights,
+            source="Xiong et al. 2020, table 1",
+            places=[stream.branches[0].block for stream in row],
+        )
+
+
+def _rows(streams: tuple[Stream, ...]) -> Iterator[list[Stream]]:
+    """Streams of one block each in a row, each but the last of them going on in the next one without a skip."""
+    for key, group in groupby(streams, key=_key):
+        row = list(group)
+        if key is not None and all(one.unskipped and _own(one, after) for one, after in pairwise(row)):
+            yield row
+
+
+def _key(stream: Stream) -> Any:
+    """What equal blocks of one container have in common; None for a stream that is no single normed block."""
+    blocks = {branch.block for branch in stream.branches}
+    told = all(branch.kind in _LAYERS and branch.placement in _NORMED for branch in stream.branches)
+    if len(blocks) != 1 or not told or stream.final_norm is None:
+        return None
+    container = blocks.pop().rpartition(".")[0]
+    return container, stream.width, tuple((branch.kind, branch.placement) for branch in stream.branches)
+
+
+def _own(stream: Stream, after: Stream) -> bool:
+    """Whether the weights between two streams belong to their blocks, which are two."""
+    blocks = {stream.branches[0].block, after.branches[0].block}
+    inside = all(any(name.startswith(f"{block}.") for block in blocks) for name in stream.unskipped)
+    return len(blocks) == 2 and inside

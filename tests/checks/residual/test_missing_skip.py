@@ -1,0 +1,165 @@
+"""NP309: equal blocks that all leave out the same skip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normprobe
+from normprobe.records import Finding, Stream
+from tests.checks import builders as b
+from tests.checks.placement.planted import found, judge
+
+WIDTH, BLOCKS = 16, 4
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.o(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=True))
+        return y
+
+
+class Block(nn.Module):
+    """A block of which `which` parts have a skip, each normed at its input, and at its output where `sandwich`."""
+
+    def __init__(self, norm: Callable[[int], nn.Module], skips: tuple[bool, bool], sandwich: bool = False) -> None:
+        super().__init__()
+        self.norms, self.skips = nn.ModuleList(norm(WIDTH) for _ in range(2)), skips
+        self.after = nn.ModuleList(norm(WIDTH) if sandwich else nn.Identity() for _ in range(2))
+        mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.parts = nn.ModuleList([Attention(), mlp])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, part, after, skip in zip(self.norms, self.parts, self.after, self.skips, strict=True):
+            y = after(part(norm(x)))
+            x = x + y if skip else y
+        return x
+
+
+def stack(*blocks: nn.Module) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8)), torch.randn(1, 6, WIDTH)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize(
+    ("skips", "kind", "last"), [((True, False), "attention", "parts.1.2"), ((False, True), "mlp", "o")]
+)
+def test_a_skip_that_every_block_leaves_out(
+    norm: Callable[[int], nn.Module], skips: tuple[bool, bool], kind: str, last: str
+) -> None:
+    (finding,) = found("NP309", *stack(*(Block(norm, skips) for _ in range(BLOCKS))))
+    assert (finding.severity.value, finding.where, len(finding.places)) == ("warning", "0", BLOCKS)
+    assert f"behind the {kind} branch of each of {BLOCKS} equal blocks" in finding.message
+    assert f"{last}.weight)" in finding.message
+
+
+def test_a_sandwich_without_the_skip() -> None:
+    (finding,) = found("NP309", *stack(*(Block(nn.LayerNorm, (True, False), sandwich=True) for _ in range(BLOCKS))))
+    assert len(finding.places) == BLOCKS
+
+
+def test_all_skips_or_none() -> None:
+    for skips in ((True, True), (False, False)):
+        assert found("NP309", *stack(*(Block(nn.LayerNorm, skips) for _ in range(BLOCKS)))) == ()
+
+
+class Around(nn.Module):
+    """A skip past the whole of what lacks one inside."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_a_skip_around_each_block_goes_past_them() -> None:
+    assert found("NP309", *stack(*(Around(Block(nn.LayerNorm, (True, False))) for _ in range(BLOCKS)))) == ()
+
+
+class Stage(nn.Module):
+    """One block, and a projection to the next stage that is normed and has no skip, outside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(nn.LayerNorm, (True, True))])
+        self.norm, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.norm(self.blocks[0](x)))  # type: ignore[no-any-return]
+
+
+def test_stages_of_a_hierarchy_are_no_equal_blocks() -> None:
+    assert found("NP309", *stack(*(Stage() for _ in range(BLOCKS)))) == ()
+
+
+class Mixing(nn.Module):
+    """ConvMixer's block: a skip past the convolution over places, none past the one over channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.channels = nn.Conv1d(WIDTH, WIDTH, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.norms[0](F.gelu(self.places(x)))
+        return self.norms[1](F.gelu(self.channels(x)))  # type: ignore[no-any-return]
+
+
+def test_a_published_block_of_convolutions_is_sound() -> None:
+    model = nn.Sequential(*(Mixing() for _ in range(BLOCKS)), nn.Flatten(), nn.Linear(6 * WIDTH, 4)).eval()
+    assert found("NP309", model, torch.randn(2, WIDTH, 6)) == ()
+
+
+def broken(*changes: dict[str, Any]) -> tuple[Stream, ...]:
+    """A stream for each dictionary, one block each, going on in the next without a skip."""
+    made = []
+    for i, change in enumerate(changes):
+        path = f"blocks.{i}"
+        facts = {"name": "blocks", "depth": 1, "final_norm": f"{path}.n2", "unskipped": (f"{path}.down.weight",)}
+        made.append(b.stream(**{**facts, "branches": (b.branch(path),)} | change))
+    return tuple(made)
+
+
+def found_in(*changes: dict[str, Any]) -> tuple[Finding, ...]:
+    return judge("NP309", b.document(streams=broken(*changes)))[0]
+
+
+def test_three_equal_blocks_are_needed() -> None:
+    assert len(found_in({}, {}, {"unskipped": ()})) == 1
+    assert found_in({}, {}) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unskipped": ()},
+        {"unskipped": ("down.weight",)},
+        {"width": 9},
+        {"final_norm": None},
+        {"branches": (b.branch("blocks.1", kind="conv"),)},
+        {"branches": (b.branch("blocks.1", placement="post"),)},
+        {"branches": (b.branch("blocks.1"), b.branch("blocks.9"))},
+        {"branches": (b.branch("others.1"),)},
+        {"branches": (b.branch("blocks.0"),)},
+    ],
+    ids=str,
+)
+def test_one_that_differs_breaks_the_row(change: dict[str, Any]) -> None:
+    assert found_in({}, change, {}) == ()
+
+
+def test_without_a_stream_it_is_skipped() -> None:
+    assert judge("NP309", b.document(streams=()))[1][0].why == "no residual stream was found"
+    assert normprobe.checks.find("NP309").severity.value == "warning"
