@@ -51,7 +51,7 @@ def stack(*blocks: nn.Module) -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 @pytest.mark.parametrize(
-    ("skips", "kind", "last"), [((True, False), "attention", "parts.1.2"), ((False, True), "mlp", "o")]
+    ("skips", "kind", "last"), [((True, False), "attention", "0.parts.1.2"), ((False, True), "mlp", "1.parts.0.o")]
 )
 def test_a_skip_that_every_block_leaves_out(
     norm: Callable[[int], nn.Module], skips: tuple[bool, bool], kind: str, last: str
@@ -59,7 +59,7 @@ def test_a_skip_that_every_block_leaves_out(
     (finding,) = found("NP309", *stack(*(Block(norm, skips) for _ in range(BLOCKS))))
     assert (finding.severity.value, finding.where, len(finding.places)) == ("warning", "0", BLOCKS)
     assert f"behind the {kind} branch of each of {BLOCKS} equal blocks" in finding.message
-    assert f"{last}.weight)" in finding.message
+    assert f"by the weights of {last} behind" in finding.message
 
 
 def test_a_sandwich_without_the_skip() -> None:
@@ -70,6 +70,18 @@ def test_a_sandwich_without_the_skip() -> None:
 def test_all_skips_or_none() -> None:
     for skips in ((True, True), (False, False)):
         assert found("NP309", *stack(*(Block(nn.LayerNorm, skips) for _ in range(BLOCKS)))) == ()
+
+
+class Larger(Block):
+    """A block whose last part meets the trunk in a maximum, which is no sum and lets the trunk pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.parts[0](self.norms[0](x))
+        return torch.maximum(x, self.parts[1](self.norms[1](x)))
+
+
+def test_another_way_past_the_weights_is_no_finding() -> None:
+    assert found("NP309", *stack(*(Larger(nn.LayerNorm, (True, True)) for _ in range(BLOCKS)))) == ()
 
 
 class Around(nn.Module):
@@ -158,6 +170,11 @@ def test_three_equal_blocks_are_needed() -> None:
 )
 def test_one_that_differs_breaks_the_row(change: dict[str, Any]) -> None:
     assert found_in({}, change, {}) == ()
+
+
+@pytest.mark.parametrize("facts", [{"kind": "conv"}, {"kind": "other"}, {"placement": "none"}, {"placement": "post"}])
+def test_rows_of_other_branches_are_not_judged(facts: dict[str, Any]) -> None:
+    assert found_in(*({"branches": (b.branch(f"blocks.{i}", **facts),)} for i in range(4))) == ()
 
 
 def test_without_a_stream_it_is_skipped() -> None:
