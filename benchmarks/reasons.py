@@ -168,6 +168,13 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "NP404", "warning", "^registered:CvtFor", "its scale is that of the full width, where heads have 64 features"
     ),
+    # initialisation
+    Reason(
+        "NP605",
+        "warning",
+        "^registered:Nemotron3DiarizationFor",
+        "its upsampler starts as repetition, eight times the identity: the places of the copies tell them apart",
+    ),
     # batch norm
     Reason(
         "NP705",

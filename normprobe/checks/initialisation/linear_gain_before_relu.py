@@ -64,7 +64,7 @@ class LinearGainBeforeReLU(DrawnCheck):
         fading = {w.parameter: w for w in init.weights if _fades(w)}
         found: dict[bool, list[list[WeightMeasure]]] = {}
         for row in _rows(fading, sources):
-            if self.exceeds(_left(row), least=self.min_left):
+            if len(row) > 1 and self.exceeds(_left(row), least=self.min_left):  # one loses so much by no such recipe
                 found.setdefault(_recipe(row) == "torch_default", []).append(row)
         if data.anatomy.streams or any(norm.executed for norm in data.anatomy.norms):
             found.pop(True, None)

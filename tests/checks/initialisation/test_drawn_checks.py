@@ -40,6 +40,12 @@ def test_trained_weights_are_not_judged(code: str) -> None:
         assert bool(found) == open_too
 
 
+def test_np601_takes_one_layer_that_loses_all_for_another_recipe() -> None:
+    """A small kernel drawn with 0.02 fits Xavier's deviation by chance; a linear gain loses half of the variance."""
+    assert judge("NP601", stack(1, 0.0025, "xavier")) == ((), ())
+    assert len(judge("NP601", stack(2, 0.0025, "xavier"))[0]) == 1
+
+
 def test_np601_multiplies_what_each_layer_leaves() -> None:
     assert judge("NP601", stack(4, 0.5, "xavier")) == ((), ())
     (found,), _ = judge("NP601", stack(5, 0.5, "xavier"))
