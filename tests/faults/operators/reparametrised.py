@@ -98,7 +98,7 @@ def steep(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     bend(model, anatomy, site, 3e4)
 
 
-@fault("tanh in place of a norm, a straight line", "NP802", "note", before_branches, FORWARD, ("NP305",))
+@fault("tanh in place of a norm, a straight line", "NP802", "note", before_branches, FORWARD, ("NP103", "NP305"))
 def straight(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     bend(model, anatomy, site, 1e-4)
 

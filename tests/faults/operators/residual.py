@@ -135,7 +135,7 @@ def one_entry(x: Tensor) -> Tensor:
 
 def summed(anatomy: Anatomy) -> list[Site]:
     """Writes whose sum is not normed."""
-    return [s for s in writes(anatomy) if s.detail[1].placement not in ("post", "deepnorm", "postact")]
+    return [s for s in writes(anatomy) if s.detail[1].placement not in _ON_SUMS]
 
 
 @fault("one entry of a write far larger than all others", "NP303", "note", summed, FORWARD)
@@ -148,7 +148,15 @@ def no_headroom(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     change_write(model, site.detail[1], lambda x: x * (1e6 / float(x.abs().max())))
 
 
-@fault("a sum that overflows in float16", "NP304", "error", writes, HALF16)
+def growing(anatomy: Anatomy) -> list[Site]:
+    """Writes to streams none of whose sums is normed."""
+    return [s for s in summed(anatomy) if all(b.placement not in _ON_SUMS for b in s.detail[0].branches)]
+
+
+_ON_SUMS = ("post", "deepnorm", "postact")
+
+
+@fault("a sum that overflows in float16", "NP304", "error", growing, HALF16)
 def overflowing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     change_write(model, site.detail[1], lambda x: x * (6e4 / float(x.abs().max())))
     stream, branch = site.detail
