@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normprobe.records import Anatomy
 from tests.faults.edits import before, behind, module_at, parameter, writing
 from tests.faults.fault import Conditions, Fault, Severity, Site, fault
-from tests.faults.operators.placement import blocks
+from tests.faults.operators.placement import adds_within, blocks
 from tests.faults.operators.residual import apart
 
 BACKWARD, FORWARD = Conditions(level="backward"), Conditions(level="forward")
@@ -19,7 +19,9 @@ BACKWARD, FORWARD = Conditions(level="backward"), Conditions(level="forward")
 def longest(anatomy: Anatomy) -> list[Site]:
     """The longest stream, of three or more blocks that are modules of their own, one behind the other."""
     stream = max(anatomy.streams, key=lambda s: len(s.branches), default=None)
-    if stream is None or stream.topology != "ordinary" or len(blocks(stream)) < 3 or not apart(stream):
+    if stream is None or stream.topology != "ordinary" or len(blocks(stream)) < 3:
+        return []
+    if not apart(stream) or not adds_within(stream):
         return []
     if any(f"{one}." in f"{other}." for one in blocks(stream) for other in blocks(stream) if one != other):
         return []

@@ -65,6 +65,11 @@ def blocks(stream: Stream) -> list[str]:
     return [path for path in dict.fromkeys(b.block for b in stream.branches) if path != "."]
 
 
+def adds_within(stream: Stream) -> bool:
+    """Whether every block holds its adds."""
+    return all(f"{b.add.path}.".startswith(f"{b.block}.") for b in stream.branches)
+
+
 def along_last(anatomy: Anatomy, path: str) -> bool:
     norm = norm_at(anatomy, path)
     return norm.kind in FEATURES and norm.axes == (-1,) and norm.eps is not None
@@ -209,8 +214,8 @@ def post_stacks(anatomy: Anatomy) -> list[Site]:
         plain = all(
             b.skip_scale == 1.0 and b.branch_scale.kind == "none" and b.skip == "identity" for b in stream.branches
         )
-        own = all(f"{b.add.path}.".startswith(f"{b.block}.") for b in stream.branches)
-        if stream.placement == "post" and stream.topology == "ordinary" and plain and own and blocks(stream):
+        usual = stream.placement == "post" and stream.topology == "ordinary"
+        if usual and plain and adds_within(stream) and blocks(stream):
             found.append(Site(blocks(stream)[0], len(stream.branches)))
     return found
 
