@@ -4,10 +4,13 @@ from tests.faults.fault import Fault
 from tests.faults.operators import (
     attention,
     batchnorm,
+    branches,
+    gains,
     gradients,
     initialisation,
     norms,
     placement,
+    qk_norms,
     reparametrised,
     residual,
     stated,
@@ -15,7 +18,10 @@ from tests.faults.operators import (
 
 ALL: tuple[Fault, ...] = (
     *norms.ALL,
+    *gains.ALL,
     *placement.ALL,
+    *branches.ALL,
+    *qk_norms.ALL,
     *stated.ALL,
     *residual.ALL,
     *attention.ALL,

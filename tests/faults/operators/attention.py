@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normprobe.records import Anatomy, AttentionSite
 from tests.faults.edits import module_at, parameter, writing
 from tests.faults.fault import Conditions, Fault, Site, fault
-from tests.faults.operators.stated import bare, change_operands
+from tests.faults.operators.qk_norms import bare, change_operands
 
 FORWARD = Conditions(level="forward")
 LOUD = ("NP401", "NP402", "NP403", "NP404")  # what logits that are far too large deserve as well

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from normprobe.records import Anatomy
 from tests.faults.edits import module_at, norm_at, parameter, writing
 from tests.faults.fault import Conditions, Fault, NotHereError, Site, fault
-from tests.faults.operators.norms import look_trained
+from tests.faults.operators.gains import look_trained
 
 FORWARD = Conditions(level="forward")
 LOST = ("NP504",)  # the outputs are not finite either

@@ -77,12 +77,12 @@ class Bent(nn.Module):
 
     def __init__(self, slope: float, width: int) -> None:
         super().__init__()
-        self.slope, self.gain = nn.Parameter(torch.tensor(slope)), nn.Parameter(torch.ones(width))
+        self.slope, self.weight = nn.Parameter(torch.tensor(slope)), nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         if more:
             raise NotHereError("the norm is given more than what it norms")
-        return self.gain * torch.tanh(self.slope * x)
+        return self.weight * torch.tanh(self.slope * x)
 
 
 def before_branches(anatomy: Anatomy) -> list[Site]:
