@@ -90,10 +90,13 @@ def multiply(model: nn.Module, site: AttentionSite, factor: Callable[[AttentionS
 
 
 def among_others(anatomy: Anatomy) -> list[Site]:
-    """Of these the ones of which there are three or more, each a module of its own."""
-    found = usual(anatomy)
-    paths = [site.path for site in found]
-    return found if len(found) > 2 and len(set(paths)) == len(paths) else []
+    """Of these the ones of which a stream has three or more, each a module of its own."""
+    found = []
+    for stream in anatomy.streams:
+        blocks = tuple(f"{branch.block}." for branch in stream.branches)
+        here = [site for site in usual(anatomy) if f"{site.path}.".startswith(blocks)]
+        found += here if len({site.path for site in here}) == len(here) > 2 else []
+    return found
 
 
 @fault("the scale of one layer dropped", "NP404", "warning", among_others)

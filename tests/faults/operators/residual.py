@@ -149,8 +149,10 @@ def no_headroom(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 
 def growing(anatomy: Anatomy) -> list[Site]:
-    """Writes to streams none of whose sums is normed."""
-    return [s for s in summed(anatomy) if all(b.placement not in _ON_SUMS for b in s.detail[0].branches)]
+    """Writes to streams of float16 none of whose sums is normed."""
+    found = [s for s in summed(anatomy) if all(b.placement not in _ON_SUMS for b in s.detail[0].branches)]
+    held = {norm.path for norm in anatomy.norms if norm.dtype != "float16"}  # of streams that stay in float32
+    return [s for s in found if not any(b.pre_norm in held for b in s.detail[0].branches)]
 
 
 _ON_SUMS = ("post", "deepnorm", "postact")
