@@ -63,7 +63,7 @@ def growing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 @fault("gradients between blocks some tenfold", "NP501", unless_fresh, longest, BACKWARD)
 def uneven(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    weigh_each(model, site, 120 ** (1 / (len(blocks(site.detail)) - 1)))
+    weigh_each(model, site, 60 ** (1 / (len(blocks(site.detail)) - 1)))
 
 
 def weights(anatomy: Anatomy) -> list[Site]:

@@ -18,11 +18,13 @@ FACTOR = ("NP212",)  # a configuration that states the factor on branches is con
 LARGE = ("NP301", "NP302", "NP303", "NP304", *FACTOR)  # what a stream of large writes deserves as well
 
 
-def change_write(model: nn.Module, branch: Branch, change: Callable[[Tensor], Tensor]) -> None:
-    """Change what a branch adds, right before the add."""
+def change_write(model: nn.Module, branch: Branch, change: Callable[[Tensor], Tensor], trunk: str = "") -> None:
+    """Change what a branch adds, right before the add; only to a trunk of this dtype, where one is given."""
 
     def add(run: Any, *args: Any, **kwargs: Any) -> Any:
         operands = list(args)
+        if trunk not in str(operands[branch.trunk].dtype):
+            raise NotHereError(f"the trunk is not {trunk}")
         operands[1 - branch.trunk] = change(operands[1 - branch.trunk])
         return run(*operands, **kwargs)
 
@@ -150,9 +152,7 @@ def no_headroom(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 def growing(anatomy: Anatomy) -> list[Site]:
     """Writes to streams of float16 none of whose sums is normed."""
-    found = [s for s in summed(anatomy) if all(b.placement not in _ON_SUMS for b in s.detail[0].branches)]
-    held = {norm.path for norm in anatomy.norms if norm.dtype != "float16"}  # of streams that stay in float32
-    return [s for s in found if not any(b.pre_norm in held for b in s.detail[0].branches)]
+    return [s for s in summed(anatomy) if all(b.placement not in _ON_SUMS for b in s.detail[0].branches)]
 
 
 _ON_SUMS = ("post", "deepnorm", "postact")
@@ -160,7 +160,7 @@ _ON_SUMS = ("post", "deepnorm", "postact")
 
 @fault("a sum that overflows in float16", "NP304", "error", growing, HALF16)
 def overflowing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    change_write(model, site.detail[1], lambda x: x * (6e4 / float(x.abs().max())))
+    change_write(model, site.detail[1], lambda x: x * (6e4 / float(x.abs().max())), "float16")
     stream, branch = site.detail
     for other in stream.branches[stream.branches.index(branch) + 1 :]:
         change_write(model, other, lambda x: x.sign() * 6e4)
