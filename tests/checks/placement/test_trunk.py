@@ -212,3 +212,39 @@ def test_np207_does_not_report_unit_length_behind_a_norm() -> None:
             return torch.nn.functional.normalize(self.encoder(x)[:, 0], dim=-1)
 
     assert codes(Embedder(), inputs) == set()
+
+
+def test_np204_knows_the_final_norm_of_two_blocks_by_where_it_lies() -> None:
+    """`blocks.1` begins with a norm on the trunk, and the norm behind all blocks reads the last sum."""
+
+    def two(last: str) -> Any:
+        norms = [None, "blocks.1.planted", None, last]
+        writes = [
+            b.branch(f"blocks.{i // 2}", placement="post" if norm else "pre", post_norm=norm)
+            for i, norm in enumerate(norms)
+        ]
+        facts = {"depth": 4, "placement": "mixed", "final_norm": None, "needs_final_norm": False}
+        return b.document(streams=(b.stream(branches=tuple(writes), **facts),))
+
+    (finding,), _ = judge("NP204", two("final"))
+    assert finding.where == "blocks.1.planted"
+    assert judge("NP204", two("blocks.1.norm_out")) == ((), ())
+
+
+def test_np206_counts_a_first_branch_that_is_normed_behind_an_entry_norm() -> None:
+    places = ["pre", "output", "pre"]
+    writes = tuple(b.branch(f"blocks.{i}", placement=place) for i, place in enumerate(places))
+    (finding,), _ = judge("NP206", b.document(streams=(b.stream(branches=writes, entry_norm="embedding_norm"),)))
+    assert finding.where == "blocks.1"
+
+
+def test_np203_says_where_it_cannot_decide() -> None:
+    places = [("blocks.0", "pre"), ("blocks.1", "post"), ("blocks.2", "pre")]
+    writes = tuple(
+        b.branch(block, placement=place, post_norm="blocks.2.planted" if place == "post" else None)
+        for block, place in places
+    )
+    facts = {"final_norm": None, "needs_final_norm": None, "final_norm_reason": "read by a head first"}
+    found, (skipped,) = judge("NP203", b.document(streams=(b.stream(branches=writes, **facts),)))
+    assert found == ()
+    assert skipped.why.endswith("read by a head first")
