@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.measures.draws import fit
-from normprobe.measures.init_faults import misread, same_outputs
+from normprobe.measures.equal_outputs import same_outputs
+from normprobe.measures.init_faults import misread
 from normprobe.records import OpSite, WeightSite
 
 
@@ -59,16 +60,21 @@ def test_a_plain_draw_is_no_wrong_count() -> None:
     assert misread(site((4096, 1), 4096, 1, 1), fit(weight, 0)) == ()
 
 
+def learned(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.contiguous())
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_outputs_that_are_the_same(axis: int) -> None:
-    weight, where = drawn((8, 8), 1.0), site((8, 8), 8, 8, axis)
-    equal = weight.narrow(axis, 0, 1).expand(8, 8).contiguous()
+    weight, where = learned(drawn((8, 8), 1.0)), site((8, 8), 8, 8, axis)
+    equal = learned(weight.detach().narrow(axis, 0, 1).expand(8, 8))
     assert same_outputs(equal, where)
-    assert same_outputs(torch.full((8, 8), 0.1), where)
+    assert same_outputs(learned(torch.full((8, 8), 0.1)), where)
+    assert not same_outputs(equal.detach(), where)  # not trained: nothing has to part
     assert not same_outputs(equal, site((8, 8), 8, 8, 1 - axis))
     assert not same_outputs(weight, where)
-    assert not same_outputs(torch.zeros(8, 8), where)
-    assert not same_outputs(torch.full((8, 8), math.nan), where)
-    assert not same_outputs(torch.ones(8, 8), site((8, 8), 8, 8, axis, "embedding"))
-    one = torch.ones((1, 8) if axis == 0 else (8, 1))
+    assert not same_outputs(learned(torch.zeros(8, 8)), where)
+    assert not same_outputs(learned(torch.full((8, 8), math.nan)), where)
+    assert not same_outputs(learned(torch.ones(8, 8)), site((8, 8), 8, 8, axis, "embedding"))
+    one = learned(torch.ones((1, 8) if axis == 0 else (8, 1)))
     assert not same_outputs(one, site(tuple(one.shape), 8, 1, axis))
