@@ -11,7 +11,7 @@ import normprobe
 from normprobe.checks import find, run
 from normprobe.records import Elements, Finding, NormSite
 from tests.checks import builders as b
-from tests.faults.operators.norms import look_trained
+from tests.faults.operators.gains import look_trained
 from tests.models import gpt2
 
 
