@@ -26,11 +26,18 @@ def all_finite(tree: Any) -> bool | None:
 
 
 def _finite(x: Tensor) -> bool:
-    """Whether all elements are finite, without a copy of `x`: NaN wins in both extremes."""
+    """Whether all elements are finite, without a copy of `x`.
+
+    A finite sum has finite summands; where it is not, it may be the sum alone that overflows: the extremes decide, in
+    both of which NaN wins.
+    """
     if x.numel() == 0:
         return True
     values = x.detach().to_dense() if x.layout != torch.strided else x.detach()
-    low, high = (torch.view_as_real(values.resolve_conj()) if x.is_complex() else values).aminmax()
+    real = torch.view_as_real(values.resolve_conj()) if x.is_complex() else values
+    if bool(torch.isfinite(real.sum())):
+        return True
+    low, high = real.aminmax()
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 

@@ -38,7 +38,8 @@ def measure_forward(
         gains, odd = measure_gains(model, anatomy)
         computed, hidden = measure_computed_weights(model, anatomy)
         init, unread = measure_initialisation(model, anatomy, seed)
-    stored = {"norm_gains": gains, "computed_weights": computed, "init": init}
+    stored: dict[str, Any] = {"norm_gains": gains, "computed_weights": computed, "init": init}
+    stored["non_finite_tensors"] = broken_tensors(model)
     return measured.model_copy(update=stored), (*skipped, *odd, *hidden, *unread)
 
 
@@ -98,13 +99,12 @@ def _finite(model: nn.Module, inputs: Inputs, streams: tuple[StreamMeasure, ...]
     finite = all_finite(watched.output)
     broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
     if finite is not False and broken is None:
-        return {"output_finite": finite, "non_finite_tensors": broken_tensors(model)}
+        return {"output_finite": finite}
     broken = first_broken_module(model, inputs) or broken
     return {
         "output_finite": finite,
         "first_non_finite": broken,
         "first_non_finite_operation": None if broken is None else first_broken_operation(model, inputs, broken),
-        "non_finite_tensors": broken_tensors(model),
     }
 
 

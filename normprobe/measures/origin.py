@@ -84,9 +84,13 @@ def broken_tensors(model: nn.Module) -> tuple[BrokenTensor, ...]:
 
     Under every name that leads to them; without a forward.
     """
-    found = []
+    found, known = [], dict[int, bool]()
     for name, x in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
-        if x.is_floating_point() and not x.is_meta and all_finite(x) is False:
+        if not x.is_floating_point() or x.is_meta:
+            continue
+        if id(x) not in known:
+            known[id(x)] = all_finite(x) is not False
+        if not known[id(x)]:
             held, buffer = x.detach().to_dense(), not isinstance(x, nn.Parameter)
             nan = int(held.isnan().sum())
             infinite = int((held.isposinf() if buffer else held.isinf()).sum())
