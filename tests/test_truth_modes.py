@@ -27,11 +27,12 @@ WITHOUT_VALUES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma4_text", "gemma4_text/moe", "vaultgemma", "recurrent_gemma"), SCALES),
     **dict.fromkeys(("custom_rezero", "custom_skipinit"), VALUES),  # parameters of one element
     # all experts run there; with values only those that tokens chose
-    "switch_transformers": r"(.*\.branches\[5\]|\.weights).*",
+    "switch_transformers": r"((.*\.branches\[5\]|\.weights).*|\.norms\[\d+\]\.over_places)",
     "deepseek_v4": r".*\.branches\[\d+\]\.kind",  # the choice of its experts is not seen: "other" there
     "hf_segformer": r".*\.(parameters|readers|writers|weights).*",  # the same ones in another order
 }
-PRODUCTS = r"\.weights\[\d+\]\.(site\.(op|ordinal)|operand)"  # a product may be another operation in another mode
+# a product may be another operation in another mode
+PRODUCTS = r"(\.weights\[\d+\]|.*\.entry)\.(site\.(op|ordinal)|operand)"
 UNREADABLE = {
     ("hf_encodec", "meta"): "its kernel sizes are held in buffers",
     ("xlstm", "bfloat16"): "its forward mixes dtypes",
