@@ -241,7 +241,7 @@ def _distance(fit: float) -> float:
 
 def _by_depth(fits: list[_Fit]) -> bool:
     """Whether the k-th of at least three sites has 1/k of the scale of the first."""
-    return len(fits) >= 3 and all(_same(k * fit, fits[0][1]) for k, (_, fit) in enumerate(fits, 1))
+    return len(fits) >= 3 and fits[0][1] > 0 and all(_same(k * fit, fits[0][1]) for k, (_, fit) in enumerate(fits, 1))
 
 
 def _of_all_heads(site: AttentionSite, fit: float) -> bool:

@@ -71,7 +71,9 @@ class ConstantWeight(DrawnCheck):
 
     def _part(self, weights: list[WeightMeasure], data: ReportData) -> Outcome:
         """One finding for all weights of which some outputs are the same."""
-        outputs = {site.parameter: math.prod(site.shape) // site.fan_in for site in data.anatomy.weights}
+        held = {weight.parameter for weight in weights if weight.repeated}
+        sites = [site for site in data.anatomy.weights if site.parameter in held and site.fan_in]
+        outputs = {site.parameter: math.prod(site.shape) // site.fan_in for site in sites}
         shares = {w.parameter: w.repeated / outputs[w.parameter] for w in weights if w.parameter in outputs}
         found = [w for w in weights if self.exceeds(shares.get(w.parameter, 0.0), self.max_share)]
         if found:

@@ -65,6 +65,8 @@ class DeepNormIncomplete(Check):
             if not any(b.placement == "deepnorm" for b in stream.branches):
                 yield from self._bare(stream, data)
                 continue
+            if any(alpha is not None and alpha < 1 for alpha in alphas):
+                continue  # an interpolation between trunk and write: DeepNorm's factor is larger than 1
             if None in alphas:
                 yield self.skip("the factor on the trunk is no constant", [stream.name])
                 continue

@@ -202,7 +202,7 @@ def test_np605_names_the_constant() -> None:
 
 def part(count: int, site: dict[str, Any] | None = None, **more: Any) -> ReportData:
     rows = b.drawn(b.weight("w", repeated=count, **more))
-    return b.document(weights=(b.weight_site("w", shape=(100, 8), **site or {}),), init=rows)
+    return b.document(weights=(b.weight_site("w", **{"shape": (100, 8)} | (site or {})),), init=rows)
 
 
 def test_np605_counts_outputs_that_are_the_same_in_part() -> None:
@@ -211,6 +211,7 @@ def test_np605_counts_outputs_that_are_the_same_in_part() -> None:
     assert found.message.startswith("50 of its 100 outputs are the same as another")
     assert len(judge("NP605", part(3))[0]) == 1
     assert judge("NP605", part(2)) == ((), ())
+    assert judge("NP605", part(0, {"shape": (8, 0), "fan_in": 0})) == ((), ())
     assert judge("NP605", part(50, roles=("head",))) == ((), ())
     (whole,), _ = judge("NP605", part(99, same_outputs=True))
     assert whole.message.startswith("all its outputs")

@@ -83,7 +83,7 @@ def test_gpt2_without_the_scale_of_its_writers() -> None:
     ("init", "how"),
     [
         (nn.init.xavier_uniform_, "drawn by xavier"),
-        (lambda w: nn.init.normal_(w, 0.0, 0.3), "drawn with a standard deviation of 0.3"),
+        (lambda w: nn.init.normal_(w, 0.0, 0.3), "drawn with a standard deviation of 0."),
         (lambda w: nn.init.xavier_uniform_(w, gain=24**-0.5), None),
     ],
 )

@@ -86,6 +86,12 @@ def stream(alphas: list[float | None], kinds: list[str] | None = None) -> Any:
     return b.stream(branches=writes, depth=len(writes), placement="deepnorm", final_norm=None, needs_final_norm=False)
 
 
+def test_np211_leaves_interpolations_alone() -> None:
+    """norm(0.9 x + 0.1 f(x)), as in nGPT, is no DeepNorm."""
+    assert judge("NP211", b.document(streams=(stream([0.9] * 4),))) == ((), ())
+    assert judge("NP211", b.document(streams=(stream([0.9, 0.8, 0.9, 0.8]),))) == ((), ())
+
+
 def weighed(count: int, trained: bool | None, std: float) -> Any:
     """Square writers of width 8: a standard deviation of √(1/8) is Xavier's."""
     site = {"roles": ("writer",), "shape": (8, 8), "fan_in": 8, "fan_out": 8, "output_axis": 0}
