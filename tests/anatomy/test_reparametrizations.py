@@ -34,6 +34,18 @@ def test_kind_of_a_linear_layer(make: Callable[[], nn.Module], kind: str) -> Non
     assert [(r.path, r.kind) for r in found] == [("0", kind)]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_of_one_element_are_no_standardised_ones(axis: int) -> None:
+    """Such a slice over its length is a sign, which a shift that leaves the signs does not change."""
+    shape = (1, 12) if axis == 0 else (12, 1)
+    model = nn.Sequential(nn.Linear(WIDTH, shape[0]), parametrizations.weight_norm(nn.Linear(*shape), dim=axis))
+    for seed in range(4):
+        torch.manual_seed(seed)
+        nn.init.normal_(model[1].parametrizations.weight.original1)
+        found = anatomy_of(model, torch.randn(2, 3, WIDTH)).reparametrizations
+        assert [(r.path, r.kind) for r in found] == [("1", "weight_norm")]
+
+
 class Latents(nn.Module):
     """Attention whose queries come from normed parameters."""
 

@@ -214,8 +214,8 @@ def _invariant_kind(
     function: StaticFunction, start: dict[str, Tensor], name: str, weight: Tensor, gained: bool
 ) -> Kind:
     """The kind of a weight that does not change with the scale of parameter `name`, which it follows."""
-    shifted = function(start | {name: start[name] + 0.5 * _LARGE})
-    if _same(shifted, weight):
+    far = 2 * start[name].abs().amax()  # either way, so that signs change: of a single element w/|w| is its sign
+    if all(_same(function(start | {name: start[name] + shift}), weight) for shift in (far, -far)):
         return "weight_standardization"
     if gained or weight.shape != start[name].shape:
         return "weight_norm"
