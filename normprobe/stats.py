@@ -60,24 +60,19 @@ def norms(rows: Tensor) -> Tensor:
     return token_rms(rows) * math.sqrt(rows.shape[-1])
 
 
-def quantiles(values: Tensor, levels: Sequence[float]) -> tuple[float, ...]:
-    """Quantiles of all elements of `values`, linearly interpolated between order statistics.
+def quantile_rows(rows: Tensor, levels: Sequence[float]) -> list[tuple[float, ...]]:
+    """Quantiles of each row, linearly interpolated between order statistics.
 
     Args:
-        values: any shape with at least one element, any real dtype.
+        rows: [K, N] with N at least 1, any real dtype.
         levels: levels in [0, 1].
 
     Returns:
-        One number a level; NaN throughout where any element is NaN.
+        One number a level for each row; NaN throughout where an element of the row is NaN.
 
     Raises:
-        ValueError: if `values` is empty or a level lies outside [0, 1].
+        ValueError: if `rows` is empty or a level lies outside [0, 1].
     """
-    return quantile_rows(values.flatten()[None], levels)[0]
-
-
-def quantile_rows(rows: Tensor, levels: Sequence[float]) -> list[tuple[float, ...]]:
-    """`quantiles` of each row of [K, N]."""
     if rows.numel() == 0 or not all(0 <= level <= 1 for level in levels):
         raise ValueError(f"quantiles need an element and levels in [0, 1], found {rows.numel()}, {levels}")
     ordered = widen(rows.detach()).sort(-1).values

@@ -155,7 +155,7 @@ def _near(asked: str, checks: Iterable[Check], also: Iterable[str] = ()) -> str:
     for check in checks:
         for key in dict.fromkeys((check.code.lower(), check.name, *check.name.split("-"))):
             known.setdefault(key, []).append(f"{check.code} {check.name}")
-    close = difflib.get_close_matches(asked, known, n=5, cutoff=0.6)
+    close = difflib.get_close_matches(asked, known, n=5, cutoff=0.65)
     names = list(dict.fromkeys(name for key in close for name in known[key]))
     return ("did you mean " + " or ".join(names[:3]) + "?") if names else "normprobe rules"
 

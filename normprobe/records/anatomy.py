@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ BranchKind = Literal[
     "conv",
     "other",
 ]
+LAYER_KINDS: frozenset[BranchKind] = frozenset(get_args(BranchKind)) - {"conv", "other"}  # known whole layers
 
 
 class Entry(Record):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from normprobe.checks.base import Check, Needs, Outcome
-from normprobe.records import Anatomy, ComputedWeight, Reparametrization, ReportData
+from normprobe.records import Anatomy, ComputedWeight, Finding, Reparametrization, ReportData
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Slices:
         """Whether one size is taken over all of the weight."""
         return self.held.count == 1
 
-    def of(self, count: int) -> str:
-        """`all 16 slices`, `3 of 16 slices`, or for a single one `the weight`."""
+    def of(self, count: int, what: str = "slices", single: str = "the whole weight") -> str:
+        """`all 16 slices`, `3 of 16 slices`, or `single` where there is one."""
         if self.whole:
-            return "the whole weight"
-        return f"all {self.held.count} slices" if count == self.held.count else f"{count} of {self.held.count} slices"
+            return single
+        return f"all {self.held.count} {what}" if count == self.held.count else f"{count} of {self.held.count} {what}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ class EachWeightCheck(Check):
             how = known[one.path, one.parameter]
             writes = one.parameter in ends or how.gain in ends
             yield from self.judge(Slices(how, one, writes), data)
+
+    def broken(self, weight: Slices, places: str, source: str) -> Finding | None:
+        """The finding of a parameter that is not finite, in `places`; None where it is."""
+        held = weight.held
+        if not held.non_finite:
+            return None
+        text = f"{held.parameter} is NaN or infinite in {places}"
+        return self.finding(held.path, text, value=float("nan"), bound=0.0, source=source)
 
     @abstractmethod
     def judge(self, weight: Slices, data: ReportData) -> Outcome:

@@ -57,20 +57,17 @@ class ZeroNormWeight(EachWeightCheck):
     def judge(self, weight: Slices, data: ReportData) -> Outcome:
         """Yield a finding for slices that hold nothing to divide, and one for gains of 0."""
         if weight.known.kind != "weight_standardization":
-            found = self._broken(weight) or self._empty(weight) or self._small(weight)
+            found = (
+                self.broken(weight, weight.of(weight.held.non_finite), _DIVIDED)
+                or self._empty(weight)
+                or self._small(weight)
+            )
             if found is not None:
                 yield found
         if weight.held.zero_gains:
             severity = self._closed(weight, looks_trained(data))
             if severity is not None:
                 yield self._gain(weight, severity)
-
-    def _broken(self, weight: Slices) -> Finding | None:
-        held = weight.held
-        if not held.non_finite:
-            return None
-        text = f"{held.parameter} is NaN or infinite in {weight.of(held.non_finite)}"
-        return self.finding(held.path, text, value=float("nan"), bound=0.0, source=_DIVIDED)
 
     def _empty(self, weight: Slices) -> Finding | None:
         held, known = weight.held, weight.known

@@ -54,16 +54,13 @@ class ZeroVarianceFilter(EachWeightCheck):
         """Yield one finding where filters cannot be divided by their deviation."""
         if weight.known.kind != "weight_standardization":
             return
-        found = self._broken(weight) or self._empty(weight, looks_trained(data)) or self._small(weight)
+        found = (
+            self.broken(weight, _filters(weight, weight.held.non_finite), _DIVIDED)
+            or self._empty(weight, looks_trained(data))
+            or self._small(weight)
+        )
         if found is not None:
             yield found
-
-    def _broken(self, weight: Slices) -> Finding | None:
-        held = weight.held
-        if not held.non_finite:
-            return None
-        text = f"{held.parameter} is NaN or infinite in {_filters(weight, held.non_finite)}"
-        return self.finding(held.path, text, value=float("nan"), bound=0.0, source=_DIVIDED)
 
     def _empty(self, weight: Slices, trained: bool) -> Finding | None:
         held, known = weight.held, weight.known
@@ -97,8 +94,4 @@ class ZeroVarianceFilter(EachWeightCheck):
 
 
 def _filters(weight: Slices, count: int) -> str:
-    if weight.whole:
-        return "its only filter"
-    return (
-        f"all {weight.held.count} filters" if count == weight.held.count else f"{count} of {weight.held.count} filters"
-    )
+    return weight.of(count, "filters", "its only filter")

@@ -9,9 +9,9 @@ from typing import TypeAlias, final
 
 from normprobe.checks.base import Check, Outcome
 from normprobe.records import Branch, Finding, ReportData, Severity, Stream
+from normprobe.records.anatomy import LAYER_KINDS
 
 _NORMED = frozenset({"pre", "output", "sandwich"})
-_LAYERS = frozenset({"attention", "linear_attention", "cross_attention", "mlp", "moe", "ssm", "recurrent"})
 _Block: TypeAlias = list[Branch]
 
 
@@ -79,7 +79,7 @@ class MissingBranchNorm(Check):
 def _bare(branch: Branch) -> bool:
     """Whether a branch has neither norm nor a factor in its place."""
     free = branch.branch_scale.kind == "none" and branch.skip_scale == 1.0 and branch.skip == "identity"
-    return branch.placement == "none" and branch.kind in _LAYERS and free
+    return branch.placement == "none" and branch.kind in LAYER_KINDS and free
 
 
 def _equal_blocks(stream: Stream) -> list[list[_Block]]:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, final
 
 from normprobe.checks.base import Check, Outcome
 from normprobe.records import Finding, ReportData, Severity, Stream
+from normprobe.records.anatomy import LAYER_KINDS
 
 _NORMED = frozenset({"pre", "sandwich"})
-_LAYERS = frozenset({"attention", "linear_attention", "cross_attention", "mlp", "moe", "ssm", "recurrent"})
 
 
 @final
@@ -84,7 +84,7 @@ def _rows(streams: tuple[Stream, ...]) -> Iterator[list[Stream]]:
 def _key(stream: Stream) -> Any:
     """What equal blocks of one container have in common; None for a stream that is no single normed block."""
     blocks = {branch.block for branch in stream.branches}
-    told = all(branch.kind in _LAYERS and branch.placement in _NORMED for branch in stream.branches)
+    told = all(branch.kind in LAYER_KINDS and branch.placement in _NORMED for branch in stream.branches)
     if len(blocks) != 1 or not told or stream.final_norm is None:
         return None
     container = blocks.pop().rpartition(".")[0]
