@@ -3,7 +3,7 @@
 from normprobe.checks.base import Check, Limit, Needs, Outcome, SweepCheck, Unit, limit
 from normprobe.checks.catalogue import ALL, documentation, explain, find, matching, rules, run
 from normprobe.checks.configuration import load_settings
-from normprobe.checks.judging import chosen_checks, judged, judged_sweep, placed
+from normprobe.checks.judging import chosen_checks, judged, judged_sweep, placed, refuse_none
 
 __all__ = [
     "ALL",
@@ -23,6 +23,7 @@ __all__ = [
     "load_settings",
     "matching",
     "placed",
+    "refuse_none",
     "rules",
     "run",
 ]

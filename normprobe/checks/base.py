@@ -70,15 +70,18 @@ def limit(value: float, *, unit: Unit, source: str, least: float = 0.0) -> float
     Args:
         value: the default, a finite number.
         unit: unit of `value`.
-        least: what the limit may be lowered to, where the measure keeps nothing below.
+        least: what settings may lower the limit to: 0 where the quantity is never negative, more where the measure
+            keeps nothing below, -inf where any number makes sense.
         source: a paper and section, a standard, a page of this documentation, or an honest "choice: …".
 
     Raises:
-        ValueError: if `value` is not finite or `source` is empty; a limit has to be able to fail and to
-        explain itself.
+        ValueError: if `value` is not finite, is below `least`, or `source` is empty; a limit has to be able to
+        fail and to explain itself.
     """
     if not math.isfinite(value) or not source.strip():
         raise ValueError(f"a limit needs a finite value and a source, found value {value!r}, source {source!r}")
+    if value < least:
+        raise ValueError(f"a limit of {value:g} cannot be set by settings that go down to {least:g}: give least=")
     return field(default=value, metadata={"unit": unit, "source": source, "least": least})
 
 
@@ -212,9 +215,10 @@ class Check(ABC):
     def skip(self, why: str, places: Iterable[str] = (), unasked: str = "") -> Skipped:
         """What this check could not look at, and why; up to three places are named, the rest counted. `unasked`: what a
         probe that was asked for more would have given it."""
-        paths = list(dict.fromkeys(places))
+        paths = tuple(dict.fromkeys(places))
         named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-        return Skipped(what=f"{self.code} {self.name}" + (f" at {named}" if paths else ""), why=why, unasked=unasked)
+        what = f"{self.code} {self.name}" + (f" at {named}" if paths else "")
+        return Skipped(what=what, why=why, unasked=unasked, places=paths)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from typing import TypeAlias
 
 from normprobe.checks.base import Check, Outcome, SweepCheck
 from normprobe.checks.catalogue import ALL, find, matching, ranked, unless_said
-from normprobe.checks.silence import Again, heard, silences, thinned, without
+from normprobe.checks.silence import Again, heard, idle, silences, thinned, without
 from normprobe.checks.toml_lines import dotted
 from normprobe.errors import SettingError
 from normprobe.records import Finding, Ignored, ReportData, Settings, Skipped
 from normprobe.records.sweep import SweepReport
 
+_MOST = 4  # codes that a message names
 Line: TypeAlias = Callable[[Sequence[str | int]], str]
 
 
@@ -40,12 +41,14 @@ def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) 
     findings, silenced = _heard(outcomes, silences(settings, checks))
     others = (one for one in data.skipped if not _of_check(one))
     skipped = (*others, *(one for _, one in outcomes if isinstance(one, Skipped)))
+    before = idle(data.settings, data)
     said = {
         "settings": settings,
         "checks": tuple(check.code for check in asked),
         "findings": ranked(unless_said(findings, asked)),
         "ignored": (*ignored, *silenced),
         "skipped": tuple(dict.fromkeys(skipped)),
+        "notes": (*(note for note in data.notes if note not in before), *idle(settings, data)),
     }
     return data.model_copy(update=said)
 
@@ -124,6 +127,33 @@ def chosen_checks(
     return tuple(chosen), tuple(left_out)
 
 
+def refuse_none(settings: Settings, *, sweep: bool, checks: Iterable[Check] = ALL) -> None:
+    """Refuses settings by which a command asks no check, so that any model would be clean.
+
+    Args:
+        settings: which checks run.
+        sweep: whether the command judges a sweep, else one model.
+        checks: all the checks there are.
+
+    Raises:
+        SettingError: none of the checks that are left is one of this command; the message says who asks those.
+    """
+    chosen, _ = chosen_checks(settings, checks)
+    if any(isinstance(check, SweepCheck) is sweep for check in chosen):
+        return
+    judge = "a sweep" if sweep else "one model"
+    other = "one model: normprobe audit TARGET" if sweep else "a sweep: normprobe sweep TARGET --widths SIZES"
+    more = f" and {len(chosen) - _MOST} more" if len(chosen) > _MOST else ""
+    left = ", ".join(check.code for check in chosen[:_MOST]) + more
+    raise SettingError(
+        f"no check is left that judges {judge}",
+        expected="one that is selected and not ignored",
+        found=f"select: {', '.join(settings.select) or 'all'}; ignore: {', '.join(settings.ignore) or 'none'}"
+        + (f" in {settings.source}" if settings.source else ""),
+        hint=f"{left} judge{'s' if len(chosen) == 1 else ''} {other}" if chosen else None,
+    )
+
+
 def _check_kind(settings: object) -> None:
     if not isinstance(settings, Settings):
         raise SettingError(
@@ -177,9 +207,10 @@ def _check_limit(name: str, value: float, check: Check) -> None:
     if name in limits and value >= limits[name].least:
         return
     if name in limits:
+        why = ": what is smaller is not kept when it is measured" if limits[name].least > 0 else ""
         raise SettingError(
             f"{check.code} {check.name} cannot judge by a {name} of {value:g}",
-            expected=f"{limits[name].least:g} or more: what is smaller is not kept when it is measured",
+            expected=f"{limits[name].least:g} or more{why}",
             found=f"{value:g}",
         )
     known = list(limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, TypeVar
@@ -15,6 +15,7 @@ from normprobe.records.base import Record
 
 _PARENT = re.compile(r"[.#]")  # a module ends before a dot, an operation inside it begins with #
 _PLACES = "path", "parameter"  # the fields by which a record says of what place it is
+_NAMES = {*_PLACES, "block", "name", "stream", "parameters"}  # and those in which it names others
 Again: TypeAlias = Callable[[Collection[str]], Outcome]
 Some = TypeVar("Some", bound=Record)
 
@@ -38,26 +39,54 @@ def heard(finding: Finding, silent: Sequence[tuple[str, set[str]]], again: Again
     """What is left of `finding`; `again` asks its check once more, without what was measured at some places.
 
     Nothing where all its places are silent. Where some are it is made anew without these, so that no value or count is
-    theirs. Where it then does not say of each place left that
-    something is wrong, as it compares them with the silent ones, the finding stays whole.
+    theirs. Where its check then does not say of each place left that something is wrong, as it compares them with the
+    silent ones or measures them together, the finding stays as it is for the places left, and says so.
     """
     patterns = [pattern for pattern, codes in silent if finding.code in codes]
     covered = {place: next((p for p in patterns if covers(p, place)), None) for place in finding.every_place}
     named = tuple(dict.fromkeys(pattern for pattern in covered.values() if pattern is not None))
-    left = {place for place, pattern in covered.items() if pattern is None}
+    left = [place for place, pattern in covered.items() if pattern is None]
     if not named or not left:
         return Heard(() if named else (finding,), named)
-    anew = [one for one in again(covered.keys() - left) if isinstance(one, Finding) and one.about == finding.about]
-    kept = tuple(one for one in anew if left >= set(one.every_place))
-    if {place for one in kept for place in one.every_place} != left:
-        return Heard((finding,))
-    return Heard(kept, named)
+    gone = covered.keys() - set(left)
+    anew = [one for one in again(gone) if isinstance(one, Finding) and one.about == finding.about]
+    kept = tuple(one for one in anew if set(left) >= set(one.every_place))
+    if {place for one in kept for place in one.every_place} == set(left):
+        return Heard(kept, named)
+    said = f"{finding.message}; said of {len(covered)} places, of which settings ignore {len(gone)}"
+    places = tuple(left) if len(left) > 1 else ()
+    return Heard((finding.model_copy(update={"where": left[0], "places": places, "message": said}),), named)
+
+
+def idle(settings: Settings, data: ReportData) -> list[str]:
+    """A note for each pattern of places that covers none that the records of `data` know."""
+    if not settings.per_path_ignores:
+        return []
+    known = {place for record in (data.anatomy, data.measurements) for place in _named(record)}
+    told = [pattern for pattern in settings.per_path_ignores if not any(covers(pattern, place) for place in known)]
+    return [f"per-path-ignores: {pattern!r} covers no place of this model that a check speaks of" for pattern in told]
+
+
+def _named(record: Record) -> Iterator[str]:
+    """Every place that a record and those in it name."""
+    for name in type(record).model_fields:
+        value = getattr(record, name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Record):
+                yield from _named(one)
+            elif isinstance(one, str) and name in _NAMES:
+                yield one
 
 
 def covers(pattern: str, place: str) -> bool:
     """Whether `pattern` matches `place` or a module around it."""
+    return any(fnmatchcase(outer, pattern) for outer in around(place))
+
+
+def around(place: str) -> tuple[str, ...]:
+    """`place` and every module around it but the model itself."""
     ends = (match.start() for match in _PARENT.finditer(place))
-    return any(fnmatchcase(outer, pattern) for outer in (place, *(place[:end] for end in ends)))
+    return place, *(place[:end] for end in ends if end)
 
 
 def without(data: ReportData, places: Collection[str]) -> ReportData:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normprobe.checks import chosen_checks, load_settings, matching, placed
+from normprobe.checks import load_settings, matching, placed, refuse_none
 from normprobe.cli import options as opt
 from normprobe.errors import SettingError
 from normprobe.records import Level, Settings
@@ -92,8 +92,8 @@ class Request:
         """What to judge by: the file's settings, and over them what the command line says.
 
         Raises:
-            SettingError: the file cannot be read, the file or an option names what does not exist, or no check is left,
-                by which any model would be clean.
+            SettingError: the file cannot be read, the file or an option names what does not exist, or no check of
+                one model is left, by which any would be clean.
         """
         known = known_settings(self.config, self.fail_on, isolated=self.isolated)
         given: dict[str, Any] = {}
@@ -102,9 +102,7 @@ class Request:
         if self.ignore is not None:
             given["ignore"] = (*given.get("ignore", known.ignore), *_checks(self.ignore, "--ignore"))
         judge_by = known.model_copy(update=given)
-        if not chosen_checks(judge_by)[0]:
-            found = f"select: {', '.join(judge_by.select) or 'all'}; ignore: {', '.join(judge_by.ignore)}"
-            raise SettingError("no check is left", expected="one that is selected and not ignored", found=found)
+        refuse_none(judge_by, sweep=False)
         return judge_by
 
     def loading(self) -> TargetOptions:

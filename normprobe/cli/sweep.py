@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from normprobe.checks import refuse_none
 from normprobe.cli import options as opt
 from normprobe.cli.interrupt import at_once
 from normprobe.cli.outcome import CLEAN, FINDINGS, outcome
@@ -68,16 +69,21 @@ def sweep(
     """
     with outcome(debug=debug):
         settings = known_settings(config, fail_on, isolated=isolated)
+        refuse_none(settings, sweep=True)
         axis: Axis = "depth" if depths else "width"
         sizes, rates = _sizes(widths, depths), _rates(lr)
         with progress(quiet=quiet) as advance, quiet_stdout():
             found = _swept(target, axis, sizes, rates, steps, seed, trust_remote_code, settings, advance)
-        if format is opt.TableChoice.JSON:
-            put(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
-        else:
-            show(Group(*_parts(found)))
+        _deliver(found, format)
         failed = any(finding.fails(settings.fail_on) for finding in found.findings)
         raise typer.Exit(FINDINGS if failed else CLEAN)
+
+
+def _deliver(found: SweepReport, format: opt.TableChoice) -> None:
+    if format is opt.TableChoice.JSON:
+        put(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
+    else:
+        show(Group(*_parts(found)))
 
 
 def _swept(

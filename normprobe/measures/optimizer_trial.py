@@ -26,17 +26,27 @@ def stepped(
     """`start` after some steps of a copy of `optimizer` under the settings of `group`, every gradient the same: one
     number for all elements, or a tensor of its shape.
 
-    The copy has a state and a group of its own, and none of the hooks; what else the original holds is shared.
+    The copy has a state and a group of its own, and none of the hooks; optimisers that the original holds and steps
+    are copied so too. What else it holds is shared.
     """
     parameter = torch.nn.Parameter(start.clone())
-    copy = object.__new__(type(optimizer))
-    copy.__dict__.update(vars(optimizer))
-    copy.__dict__.update({name: OrderedDict() for name in _HOOKS})
-    copy.__dict__.update(state=defaultdict(dict), param_groups=[{**group, "params": [parameter]}])
+    copy = _copied(optimizer, [{**group, "params": [parameter]}])
     for _ in range(steps):
         parameter.grad = gradient.clone() if isinstance(gradient, Tensor) else torch.full_like(parameter, gradient)
         type(optimizer).step(copy)  # that of the class: a schedule puts its own into the original
     return parameter.detach()
+
+
+def _copied(value: Any, groups: list[dict[str, Any]]) -> Any:
+    """`value` with every optimiser in it as a copy that steps `groups`."""
+    if isinstance(value, (list, tuple)) and any(isinstance(one, Optimizer) for one in value):
+        return [_copied(one, groups) for one in value]
+    if not isinstance(value, Optimizer):
+        return value
+    copy = object.__new__(type(value))
+    held = {name: _copied(one, groups) for name, one in vars(value).items()}
+    copy.__dict__.update(held, state=defaultdict(dict), param_groups=groups, **{name: OrderedDict() for name in _HOOKS})
+    return copy
 
 
 def group_of(optimizer: Optimizer, group: Mapping[str, Any], device: torch.device) -> OptimizerGroup:
@@ -53,8 +63,19 @@ def group_of(optimizer: Optimizer, group: Mapping[str, Any], device: torch.devic
         )
         return OptimizerGroup(**said, decay=None, step=None, reason=reason)
     bounded = large > 0 and abs(large - small) <= _SAME * large
-    why = "" if bounded else 'the size of its steps follows the gradient, which level "backward" measures'
-    return OptimizerGroup(**said, decay=idle, step=large if bounded else None, reason=why)
+    why = "" if bounded else _why_none(idle, large, said["lr"])
+    known = math.isfinite(idle) and (large != 0 or said["lr"] == 0)
+    return OptimizerGroup(**said, decay=idle if known else None, step=large if bounded else None, reason=why)
+
+
+def _why_none(idle: float, large: float, lr: float | None) -> str:
+    """Why the size of a step is not known, of a copy that moves an element by `idle` where its gradient is 0 and by
+    `large` where it is 1."""
+    if not math.isfinite(idle + large):
+        return "the step of a copy of it is not finite"
+    if large == 0:
+        return "its learning rate is 0" if lr == 0 else "a copy of it does not move the parameter that it is given"
+    return 'the size of its steps follows the gradient, which level "backward" measures'
 
 
 def keeps_rounded(optimizer: Optimizer, group: Mapping[str, Any], dtype: torch.dtype, step: float, at: Any) -> bool:

@@ -63,11 +63,13 @@ class Finding(Record):
 
 class Skipped(Record):
     """Something that was not looked at, and why. `unasked` names what it needs and the option that asks for it, where
-    the probe was not asked for that; else it is empty."""
+    the probe was not asked for that; else it is empty. `places` are those at which a check did not look; empty where it
+    did not at all, or where this is of no check."""
 
     what: str
     why: str
     unasked: str = ""
+    places: tuple[str, ...] = ()
 
 
 class Ignored(Record):

@@ -17,7 +17,7 @@ def _words(value: Any) -> Any:
 
 
 Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_words)]
-Value: TypeAlias = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Value: TypeAlias = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 
 
 class Settings(Record):

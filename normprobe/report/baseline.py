@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
+from normprobe.checks.silence import around
 from normprobe.errors import SettingError
 from normprobe.records import Finding, ReportData
 from normprobe.records.baseline import BASELINE, Baseline, KnownFinding
@@ -59,19 +60,34 @@ def standing(path: str | os.PathLike[str]) -> Baseline:
 
 
 def extended(data: ReportData, before: Baseline) -> Baseline:
-    """A baseline of `data`, with the entries of `before` of checks that did not look this time, if it is of the same
-    model: a run by a few checks takes nothing from what is known of the others."""
+    """A baseline of `data`, with the entries of `before` whose check did not look at their place this time, if it is of
+    the same model: a run by a few checks takes nothing from what is known of the others."""
     new = baseline_of(data)
     if before.model != new.model:
         return new
-    looked, found = _looked(data), {_key(entry) for entry in new.findings}
-    kept = (entry for entry in before.findings if entry.code not in looked and _key(entry) not in found)
+    looked, found = _Looked(data), {_key(entry) for entry in new.findings}
+    kept = (entry for entry in before.findings if not looked.at(entry) and _key(entry) not in found)
     return new.model_copy(update={"findings": tuple(sorted((*new.findings, *kept), key=_key))})
 
 
-def _looked(data: ReportData) -> set[str]:
-    """The codes of the checks that looked at everything."""
-    return set(data.checks) - {one.what.partition(" ")[0] for one in data.skipped}
+class _Looked:
+    """Which check looked where: at all places but those that its skips name, at none where one names no place."""
+
+    def __init__(self, data: ReportData) -> None:
+        self._codes = set(data.checks)
+        self._unseen: dict[str, list[str]] = {}
+        for one in data.skipped:
+            self._unseen.setdefault(one.what.partition(" ")[0], []).extend(one.places or (".",))
+
+    def at(self, entry: KnownFinding) -> bool:
+        """Whether the check of `entry` looked at its place, at what is inside it and around it."""
+        unseen = self._unseen.get(entry.code, ())
+        return entry.code in self._codes and not any(_meet(entry.where, place) for place in unseen)
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether one place is the other or inside it; all are inside the model itself."""
+    return "." in (one, other) or one in around(other) or other in around(one)
 
 
 def against(data: ReportData, baseline: Baseline) -> ReportData:
@@ -116,10 +132,10 @@ def _notes(data: ReportData, baseline: Baseline) -> list[str]:
         notes.append(f"the baseline is of {baseline.model}, this model is {data.target.class_name}")
     found = {key for finding in data.findings for key in _keys(finding)}
     missing = [entry for entry in baseline.findings if _key(entry) not in found]
-    looked = _looked(data)
-    if gone := [entry for entry in missing if entry.code in looked]:
+    looked = _Looked(data)
+    if gone := [entry for entry in missing if looked.at(entry)]:
         notes.append(f"{_entries(gone)} no longer found: write the baseline anew")
-    if unseen := [entry for entry in missing if entry.code not in looked]:
+    if unseen := [entry for entry in missing if not looked.at(entry)]:
         notes.append(f"{_entries(unseen)} not looked for in full this time")
     return notes
 

@@ -17,7 +17,7 @@ class Verdict:
         text: the counts by severity, "clean" where nothing was found and the model could be read.
         worst: the worst severity among the new findings, None when there are none.
         read: whether the model's parts were read, so that the absence of findings says something.
-        blind: whether nothing at all was read and nothing found, which is no success.
+        blind: whether nothing at all was read and nothing found, or no check was asked, which is no success.
     """
 
     text: str
@@ -40,6 +40,8 @@ class Verdict:
 
 def verdict(data: ReportData) -> Verdict:
     """The counts; where no error or warning was found, also what could not be read at all."""
+    if not data.checks and any(one.findings is None for one in data.ignored):
+        return Verdict("judged by no check: the settings leave none", None, read=False, blind=True)
     new = [one.severity for one in data.findings if not one.known]
     worst = min(new, key=lambda severity: severity.rank, default=None)
     counts, gap = _counts(new, len(data.findings) - len(new)), _unread(data.anatomy)

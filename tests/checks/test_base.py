@@ -84,6 +84,7 @@ def test_a_level_that_is_too_low_is_said() -> None:
 def test_a_skip_names_three_places_and_counts_the_rest() -> None:
     assert Loud().skip("why", ["a", "b", "a"]).what == "NP999 too-many-notes at a, b"
     assert Loud().skip("why", [*"abcde"]).what == "NP999 too-many-notes at a, b, c and 2 more"
+    assert Loud().skip("why", [*"abcdea"]).places == (*"abcde",)
 
 
 def test_needs_are_named_in_order() -> None:

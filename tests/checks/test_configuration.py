@@ -96,7 +96,7 @@ def test_none_anywhere_is_no_settings(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         (
             "[limits.NP401]\n\nmax_logit = -1",
-            r"(?s)`limits\.NP401\.max_logit` in .*, line 3 .*greater than or equal to 0",
+            r"(?s)`limits\.NP401\.max_logit` in .*, line 3: NP401 .*expected: 0 or more\n",
         ),
         (
             "[limits.NP401]\nmax_logit = 60\n[limits.unresolved-logits]\nmax_logit = 70",

@@ -186,15 +186,43 @@ class Apart(Check):
             yield self.finding(paths[0], f"{len(paths)} norms are not alike", source="choice", places=paths)
 
 
-def test_a_finding_that_says_nothing_of_the_places_left_alone_stays_whole() -> None:
+def test_a_finding_that_says_nothing_of_the_places_left_alone_stays_for_them_and_says_so() -> None:
     data = b.document(norms=(b.norm("a"), b.norm("b"), b.norm("c", eps=1e-3)))
     checks = (Apart(),)
     (whole,) = judged(data, Settings(), checks).findings
     assert whole.places == ("a", "b", "c")
     found = judged(data, Settings(per_path_ignores={"c": ("NP998",)}), checks)
-    assert (found.findings, found.ignored) == ((whole,), ())
+    (part,) = found.findings
+    assert (part.where, part.places) == ("a", ("a", "b"))
+    assert part.message == f"{whole.message}; said of 3 places, of which settings ignore 1"
+    assert [(one.code, one.findings, one.why) for one in found.ignored] == [("NP998", 1, "in per-path-ignores of c")]
     (fewer,) = judged(data, Settings(per_path_ignores={"a": ("NP998",)}), checks).findings
     assert (fewer.message, fewer.places) == ("2 norms are not alike", ("b", "c"))
+
+
+def test_one_block_of_a_finding_of_a_stream_can_be_silent() -> None:
+    rows = [b.branch(f"blocks.{i}", kind=kind) for i in range(3) for kind in ("attention", "mlp")]
+    bare = {"placement": "none", "pre_norm": None}
+    branches = tuple(one.model_copy(update=bare) if one.kind == "mlp" else one for one in rows)
+    data = b.document(streams=(b.stream(branches=branches, depth=6),))
+    (whole,) = judged(data, Settings(select=("NP213",))).findings
+    assert whole.places == ("blocks.0", "blocks.1", "blocks.2")
+    found = judged(data, Settings(select=("NP213",), per_path_ignores={"blocks.0": ("NP213",)}))
+    (left,) = found.findings
+    assert (left.where, left.places) == ("blocks.1", ("blocks.1", "blocks.2"))
+    assert "said of 3 places, of which settings ignore 1" in left.message
+    assert [one.why for one in found.ignored if one.findings] == ["in per-path-ignores of blocks.0"]
+    assert judged(data, Settings(select=("NP213",), per_path_ignores={"blocks.?": ("NP2",)})).findings == ()
+
+
+def test_a_pattern_that_covers_no_place_is_told() -> None:
+    settings = Settings(select=ONLY, per_path_ignores={"blocks": ("NP201",), "visoin.*": ("NP4",), "norm": ("NP1",)})
+    data = hot().model_copy(update={"notes": ("a note of the loader",)})
+    found = judged(data, settings)
+    told = "per-path-ignores: 'visoin.*' covers no place of this model that a check speaks of"
+    assert found.notes == ("a note of the loader", told)
+    assert judged(found, settings).notes == found.notes
+    assert judged(found, Settings()).notes == data.notes
 
 
 @pytest.mark.parametrize(

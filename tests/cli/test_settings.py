@@ -135,6 +135,9 @@ def test_an_audit_by_no_check_is_refused(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no check is left" in result.stderr
     assert "select: NP2; ignore: NP2" in result.stderr
+    swept = run("audit", DEMO, "--select", "width-dependent")
+    assert (swept.exit_code, swept.stdout) == (2, "")
+    assert "NP607 judges a sweep: normprobe sweep TARGET --widths SIZES" in swept.stderr
 
 
 @pytest.mark.parametrize("words", ["--baseline none.json", "--write-baseline no/b.json"])

@@ -137,6 +137,47 @@ def test_an_optimiser_that_needs_more_is_said_and_none_is_refused() -> None:
     assert normprobe.probe(model, X, level="structure").measurements.optimizer is None
 
 
+class Ahead(Optimizer):
+    """Steps another optimiser that it holds, as Lookahead and SAM do."""
+
+    def __init__(self, *held: Optimizer, groups: Any = None) -> None:
+        self.held = list(held)
+        super().__init__(groups or held[0].param_groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.held:
+            one.step()
+
+
+class Elsewhere(Ahead):
+    """Holds what it steps where no copy finds it."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.call()
+
+
+def test_an_optimiser_that_steps_another_is_copied_with_it() -> None:
+    model = net()
+    model(X).square().sum().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    inner = AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    (group,) = measured(model, Ahead(inner)).groups
+    assert (group.decay, group.step) == (pytest.approx(1e-3, rel=1e-3), pytest.approx(1e-2, rel=1e-3))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not inner.state
+
+
+def test_an_optimiser_that_does_not_move_what_it_is_given_is_not_known() -> None:
+    model = net()
+    away = Elsewhere(AdamW(model.parameters()), groups=[{"params": list(model.parameters())}])
+    away.call = AdamW([nn.Parameter(torch.ones(2))]).step
+    (group,) = measured(model, away).groups
+    assert (group.decay, group.step) == (None, None)
+    assert "does not move the parameter" in group.reason
+    (idle,) = measured(model, AdamW(model.parameters(), lr=0.0)).groups
+    assert (idle.decay, idle.step, idle.reason) == (0.0, None, "its learning rate is 0")
+
+
 def test_a_model_without_values_has_steps_of_no_size() -> None:
     model = net().to("meta")
     optimizer = AdamW(model.parameters(), lr=1e-2)

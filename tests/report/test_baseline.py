@@ -115,6 +115,18 @@ def test_what_was_not_looked_for_is_not_called_gone(more: dict[str, Any]) -> Non
     assert note == "1 entry of the baseline (NP401 at a) is not looked for in full this time"
 
 
+def test_a_check_that_did_not_look_at_one_place_looked_at_the_others() -> None:
+    before = report(finding(where="layers.1.attn"), finding(where="layers.10"), finding("NP303", "."))
+    seen = Skipped(what="NP401 unresolved-logits at layers.1", why="not finite", places=("layers.1",))
+    gone, unseen = against(report(skipped=(seen,)), baseline_of(before)).notes
+    assert "(NP303 at the model itself, NP401 at layers.10) are no longer found" in gone
+    assert unseen == "1 entry of the baseline (NP401 at layers.1.attn) is not looked for in full this time"
+    inside = seen.model_copy(update={"places": ("layers.10.attn#softmax",)})
+    assert "NP401 at layers.10) is not looked for" in against(report(skipped=(inside,)), baseline_of(before)).notes[1]
+    whole = seen.model_copy(update={"what": "NP303 x at layers.1"})
+    assert "NP303 at the model itself) is not" in against(report(skipped=(whole,)), baseline_of(before)).notes[1]
+
+
 def test_a_baseline_of_another_model_is_told() -> None:
     other = baseline_of(report(finding(), target=Target(class_name="Other")))
     assert against(report(finding()), other).notes == ("the baseline is of Other, this model is Net",)
@@ -166,7 +178,9 @@ def test_writing_over_a_baseline_keeps_what_was_not_looked_for(tmp_path: Path) -
     path = tmp_path / "known.json"
     path.touch()
     Report(report(finding("NP201", "b", "error"), finding("NP401"), finding("NP303", "c"))).save_baseline(path)
-    few = report(finding("NP401", "d"), checks=("NP401", "NP303"), skipped=(Skipped(what="NP303 x", why="none"),))
+    partly = Skipped(what="NP401 x at e", why="none", places=("e",))
+    skipped = Skipped(what="NP303 x", why="none"), partly
+    few = report(finding("NP401", "d"), checks=("NP401", "NP303"), skipped=skipped)
     Report(few).save_baseline(path)
     kept = [(entry.code, entry.where) for entry in read_baseline(path).findings]
     assert kept == [("NP201", "b"), ("NP303", "c"), ("NP401", "d")]  # NP401 looked, and found another place

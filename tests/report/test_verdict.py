@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from normprobe.checks import find, run
-from normprobe.records import Anatomy, Finding, Head, ReportData, Severity
+from normprobe.checks import find, judged, run
+from normprobe.records import Anatomy, Finding, Head, ReportData, Settings, Severity
 from normprobe.report.render import document
 from normprobe.report.report import Report
 from normprobe.report.verdict import verdict
@@ -90,3 +90,9 @@ def test_findings_come_first(severities: tuple[Severity, ...], mark: str, text: 
 def test_notes_on_a_model_that_was_read_keep_their_mark() -> None:
     said = verdict(read().model_copy(update={"findings": found(Severity.NOTE)}))
     assert (said.mark, said.text, said.level) == ("✓", "0 errors, 0 warnings, 1 note", "note")
+
+
+def test_a_model_that_no_check_judged_is_not_clean() -> None:
+    said = verdict(judged(read(), Settings(select=("NP607",))))
+    assert (said.mark, said.text, said.blind) == ("?", "judged by no check: the settings leave none", True)
+    assert verdict(judged(read(), Settings(select=("NP201",)))).mark == "✓"

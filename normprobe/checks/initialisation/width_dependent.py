@@ -54,7 +54,7 @@ class WidthDependent(SweepCheck):
     code, name, severity, since = "NP607", "width-dependent", Severity.WARNING, "0.1.0"
 
     grows: float = limit(0.4, unit=Unit.ONE, source=_CHOICE)
-    vanishes: float = limit(-0.4, unit=Unit.ONE, source=_CHOICE)
+    vanishes: float = limit(-0.4, unit=Unit.ONE, source=_CHOICE, least=-math.inf)
 
     def judge(self, sweep: SweepReport) -> Outcome:
         """Yield one finding for what grows under each parametrisation, and one for what vanishes under muP."""

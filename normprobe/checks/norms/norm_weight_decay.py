@@ -58,6 +58,7 @@ class NormWeightDecay(Check):
         assert known is not None  # else `run` has said so
         if known.foreign and not known.norms:
             yield self.skip(f"{NONE_HELD}, of which it is not known which is a norm's")
+        yield from self._unknown(known)
         decayed = [step for step in known.norms if self._decays(known.groups[step.group])]
         gains = [step for step in decayed if step.part == "gain" and not step.one_plus]
         offsets = [step for step in decayed if step.part == "offset"]
@@ -66,8 +67,19 @@ class NormWeightDecay(Check):
         elif offsets:
             yield self._found(offsets, known, known.offsets, Severity.NOTE)
 
+    def _unknown(self, known: OptimizerMeasure) -> Outcome:
+        """One skip for each reason why it is not known whether gains and offsets decay."""
+        places: dict[str, list[str]] = {}
+        for step in known.norms:
+            group = known.groups[step.group]
+            if _taken(group) is None:
+                why = group.reason or "a step of a copy of it without gradient is not finite"
+                places.setdefault(f"{why}, and its group says no weight_decay", []).append(step.path)
+        for why, paths in places.items():
+            yield self.skip(why, paths)
+
     def _decays(self, group: OptimizerGroup) -> bool:
-        taken = group.weight_decay if group.decay is None else group.decay
+        taken = _taken(group)
         return taken is not None and self.exceeds(taken, self.most)
 
     def _found(self, steps: Sequence[NormStep], known: OptimizerMeasure, count: int, severity: Severity) -> Finding:
@@ -83,3 +95,8 @@ class NormWeightDecay(Check):
             severity=severity,
             places=[step.path for step in steps],
         )
+
+
+def _taken(group: OptimizerGroup) -> float | None:
+    """What is measured to be taken off, else what the group says; None where neither is known."""
+    return group.weight_decay if group.decay is None else group.decay

@@ -96,6 +96,9 @@ def test_depths_are_skipped_and_settings_heard() -> None:
     report = judged_sweep(swept((1.0, 1.0), kind="standard", axis="depth"), Settings())
     assert (report.findings, [one.why for one in report.skipped]) == ((), ["the sweep is over depths"])
     assert judged((0.45, 0.0), settings=Settings(limits={"NP607": {"grows": 0.5}})) == ()
+    assert judged((0.0, -0.45), settings=Settings(limits={"NP607": {"vanishes": -0.5}})) == ()
+    (found,) = judged((0.0, -0.3), settings=Settings(limits={"NP607": {"vanishes": -0.25}}))
+    assert found.limit == -0.25
     ignored = judged_sweep(swept((1.0, 1.0)), Settings(ignore=("NP607", "NP2")))  # NP2 has nothing to do with sweeps
     assert (ignored.checks, ignored.findings) == ((), ())
     assert [(one.code, one.why) for one in ignored.ignored] == [("NP607", "in ignore")]
@@ -188,6 +191,12 @@ def test_the_command_tells_and_fails_from_the_severity_asked_for(tmp_path: Path)
     assert called(tmp_path, "--isolated", "--fail-on", "warning").exit_code == 1
     config = tmp_path / "normprobe.toml"
     config.write_text('fail-on = "warning"\nignore = ["NP607"]\n')
+    none = called(tmp_path, "--config", str(config))
+    assert (none.exit_code, none.stdout) == (2, "")
+    assert "no check is left that judges a sweep" in none.stderr
+    assert "NP101, NP102, NP103, NP104 and 6" in none.stderr  # and more
+    assert "judge one model: normprobe audit TARGET" in none.stderr
+    config.write_text('fail-on = "warning"\n[per-path-ignores]\n"*" = ["NP607"]\n')
     silent = called(tmp_path, "--config", str(config))
     assert silent.exit_code == 0
     assert "Left out by the settings" in silent.stdout

@@ -42,7 +42,6 @@ def test_master_copies_are_skipped(code: str) -> None:
         ({}, 1e-5, 0.1, Severity.WARNING),
         ({}, 0.0, 0.0, None),
         ({}, None, 0.1, Severity.WARNING),
-        ({}, None, None, None),
         ({}, 0.0, 0.1, None),  # the copy shows that it does nothing
         ({"part": "offset"}, 1e-5, 0.1, Severity.NOTE),
         ({"one_plus": True}, 1e-5, 0.1, None),
@@ -57,6 +56,15 @@ def test_np114_by_what_a_step_takes(
     for one in found:
         assert f"Adam decays 1 of {2 if facts else 3} {facts.get('part', 'gain')}s of norms" in one.message
         assert "(group 1, weight_decay 0.1)" in one.message
+
+
+def test_np114_says_where_it_does_not_know() -> None:
+    groups = b.group(None, reason="it needs a closure"), b.group(None, weight_decay=0.0), b.group(None)
+    steps = b.norm_step("a"), b.norm_step("b", part="offset"), b.norm_step("c", group=1), b.norm_step("d", group=2)
+    found, (skipped, other) = judge("NP114", b.optimizer(*steps, groups=groups))
+    assert (found, skipped.what) == ((), "NP114 norm-weight-decay at a, b")
+    assert skipped.why == "it needs a closure, and its group says no weight_decay"
+    assert (other.what, "is not finite, and its group" in other.why) == ("NP114 norm-weight-decay at d", True)
 
 
 def test_np114_is_one_finding_for_all_gains() -> None:
