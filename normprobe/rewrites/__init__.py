@@ -1,28 +1,36 @@
 """Rewrites: change a live model through its Anatomy, prove what was done, and take it back."""
 
-from normprobe.rewrites.add_final_norm import AddFinalNorm
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
+from normprobe.rewrites.norms.add_final import AddFinalNorm
+from normprobe.rewrites.norms.eps import SetEps
+from normprobe.rewrites.norms.fold import FoldGains
+from normprobe.rewrites.norms.fuse import FuseNorms
+from normprobe.rewrites.norms.gain_form import StoreGains
+from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
+from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
 from normprobe.rewrites.qk import AddQKNorm, QKClip
-from normprobe.rewrites.to_rmsnorm import ToRMSNorm
-from normprobe.rewrites.upcast_norms import UpcastNorms
 
 __all__ = [
     "ALL",
     "AddFinalNorm",
     "AddQKNorm",
     "Effect",
+    "FoldGains",
+    "FuseNorms",
     "Initialise",
     "Plan",
     "Proof",
     "QKClip",
     "Refusal",
     "Rewrite",
+    "SetEps",
     "Site",
     "Sites",
+    "StoreGains",
     "Survey",
     "ToRMSNorm",
     "UpcastNorms",

@@ -7,14 +7,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites.add_final_norm import AddFinalNorm
 from normprobe.rewrites.base import Rewrite
 from normprobe.rewrites.initialise import Initialise
+from normprobe.rewrites.norms.add_final import AddFinalNorm
+from normprobe.rewrites.norms.eps import SetEps
+from normprobe.rewrites.norms.fold import FoldGains
+from normprobe.rewrites.norms.fuse import FuseNorms
+from normprobe.rewrites.norms.gain_form import StoreGains
+from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
+from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.qk import AddQKNorm, QKClip
-from normprobe.rewrites.to_rmsnorm import ToRMSNorm
-from normprobe.rewrites.upcast_norms import UpcastNorms
 
-ALL: tuple[type[Rewrite], ...] = (UpcastNorms, AddFinalNorm, ToRMSNorm, AddQKNorm, QKClip, Initialise)
+ALL: tuple[type[Rewrite], ...] = (
+    UpcastNorms,
+    SetEps,
+    FuseNorms,
+    StoreGains,
+    FoldGains,
+    AddFinalNorm,
+    ToRMSNorm,
+    AddQKNorm,
+    QKClip,
+    Initialise,
+)
 
 
 def find(name: str) -> type[Rewrite] | None:

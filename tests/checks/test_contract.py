@@ -146,7 +146,7 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
     "NP113": lambda: b.document(norm_gains=(b.gain(), b.gain("norm", b.moved())), init=b.init(0.1, trained=True)),
     "NP114": lambda: b.document(optimizer=b.optimizer(b.norm_step(), groups=(b.group(decay=1e-4),))),
     "NP115": lambda: b.document(optimizer=b.optimizer(b.norm_step(lost=1.0, dtype="bfloat16"))),
-    "NP116": lambda: b.document(norms=(b.norm(fused=False),), cost=b.cost(b.norm_cost(seconds=0.3))),
+    "NP116": lambda: b.document(norms=(b.norm(fused=False, device="cuda"),), cost=b.cost(b.norm_cost(seconds=0.3))),
     "NP201": lambda: b.document(streams=(b.stream(final_norm=None),)),
     "NP202": lambda: b.document(norms=(b.norm("norm", role="final"), b.norm("again", role="head", follows="norm"))),
     "NP203": lambda: b.document(streams=(written({"placement": "post", "post_norm": "n"}, {}, final_norm=None),)),

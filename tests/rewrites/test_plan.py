@@ -91,7 +91,7 @@ def test_a_layer_that_does_not_take_hold_is_caught(monkeypatch: pytest.MonkeyPat
     model, inputs = narrow_decoder()
     before = snapshot(model)
     plan = make_plan(model, [UpcastNorms()], inputs)
-    monkeypatch.setattr("normprobe.rewrites.upcast_norms._HALF", ())
+    monkeypatch.setattr("normprobe.rewrites.norms.upcast._HALF", ())
     with pytest.raises(RewriteError, match=r"did not take hold(.|\n)*a rmsnorm that reduces in input"):
         plan.apply()
     assert snapshot(model) == before
@@ -153,7 +153,7 @@ def test_rewrites_are_frozen_and_travel_as_json(rewrite: Rewrite) -> None:
 
 
 def test_unknown_rewrites_and_settings_are_refused() -> None:
-    with pytest.raises(RewriteError, match=r"unknown rewrite\n  expected: UpcastNorms \| AddFinalNorm"):
+    with pytest.raises(RewriteError, match=r"unknown rewrite\n  expected: UpcastNorms \| SetEps"):
         load({"rewrite": "Nothing"})
     with pytest.raises(RewriteError, match="unknown setting of UpcastNorms"):
         load({"rewrite": "UpcastNorms", "speed": 3})

@@ -187,7 +187,7 @@ def test_streams_that_it_does_not_suit_are_refused_with_the_reason() -> None:
 def test_a_writer_that_is_left_out_is_caught_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built("GPT2")
     kept = snapshot(model)
-    monkeypatch.setattr("normprobe.rewrites.to_rmsnorm.rewrite._writers", lambda survey, stream: iter(()))
+    monkeypatch.setattr("normprobe.rewrites.norms.to_rmsnorm.rewrite._writers", lambda survey, stream: iter(()))
     with pytest.raises(RewriteError, match="could not prove ToRMSNorm; the model is as it was"):
         applied(model)
     assert snapshot(model) == kept

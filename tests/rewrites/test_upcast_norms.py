@@ -16,8 +16,8 @@ import normprobe
 from normprobe.errors import RewriteError
 from normprobe.norms.identify import identify_module
 from normprobe.rewrites import UpcastNorms, make_plan
+from normprobe.rewrites.norms.upcast import Upcast
 from normprobe.rewrites.swap import lay
-from normprobe.rewrites.upcast_norms import Upcast
 from tests.models import WIDTH, decoder, llama, shuffled
 from tests.norms import zoo
 from tests.rewrites.cases import HeadNorm, Inline, Normalized, Returning, Stubborn, narrow, narrow_decoder
@@ -176,7 +176,7 @@ def test_a_wrong_gain_is_caught_before_anything_moves(monkeypatch: pytest.Monkey
     """One per cent, planted into the layer itself."""
     below = Upcast._below
     monkeypatch.setattr(Upcast, "_below", lambda self, x: 1.01 * below(self, x))
-    monkeypatch.setattr("normprobe.rewrites.upcast_norms._HALF", (torch.float16, torch.bfloat16, torch.float64))
+    monkeypatch.setattr("normprobe.rewrites.norms.upcast._HALF", (torch.float16, torch.bfloat16, torch.float64))
     assert "would be" in refusals(*narrow_decoder())[0]
 
 

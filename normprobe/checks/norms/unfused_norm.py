@@ -34,9 +34,9 @@ class UnfusedNorm(Check):
 
     ## What to do
 
-    Compute it by `torch.nn.functional.rms_norm` or `layer_norm`, or run the model under `torch.compile`, which
-    fuses what is written out. Both keep the statistic in float32; a gain that was multiplied after the cast back
-    to half precision may then differ in the last bit.
+    `FuseNorms` computes it by `torch.nn.functional.rms_norm` or `layer_norm`, in the same order of gain and cast. Or
+    run the model under `torch.compile`, which fuses what is written out. On a CPU torch runs its own `rms_norm` in
+    several operations too, so that RMS norms are not judged there.
 
     ## When to ignore it
 
@@ -51,6 +51,7 @@ class UnfusedNorm(Check):
 
     code, name, severity, since = "NP116", "unfused-norm", Severity.NOTE, "0.1.0"
     needs = Needs.STRUCTURE | Needs.FORWARD
+    fix = "FuseNorms"
 
     most: float = limit(
         0.1, unit=Unit.RATIO, source="choice: a tenth of the time, of which one kernel would give most back"
@@ -59,7 +60,11 @@ class UnfusedNorm(Check):
     def check(self, data: ReportData) -> Outcome:
         """Yield one note for all norms that one kernel could compute, where they take time."""
         cost = data.measurements.cost
-        sites = {norm.path: norm for norm in data.anatomy.norms if norm.executed and _has_kernel(norm)}
+        found = [norm for norm in data.anatomy.norms if norm.executed and _has_kernel(norm)]
+        sites = {norm.path: norm for norm in found if not _none_on_cpu(norm)}
+        if cost is not None and len(sites) < len(found):
+            where = [norm.path for norm in found if norm.path not in sites]
+            yield self.skip("torch has no kernel for an RMS norm on a CPU: measure it where it will run", where)
         if not data.anatomy.norms:
             yield self.skip("no norm was found")
         if cost is None and sites:
@@ -83,6 +88,11 @@ class UnfusedNorm(Check):
             against="most",
             places=[norm.path for _, norm in plain],
         )
+
+
+def _none_on_cpu(norm: NormSite) -> bool:
+    """Whether torch itself runs this norm in several operations, as it does RMS norms on a CPU."""
+    return norm.kind == "rmsnorm" and norm.device == "cpu"
 
 
 def _has_kernel(norm: NormSite) -> bool:

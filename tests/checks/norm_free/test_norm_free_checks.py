@@ -245,7 +245,7 @@ def test_np803_skips_a_stream_that_was_not_measured() -> None:
 
 
 def unfused(seconds: float = 0.2, **facts: Any) -> tuple[Finding, ...]:
-    norms = (b.norm(**{"fused": False} | facts),)
+    norms = (b.norm(**{"fused": False, "device": "cuda"} | facts),)
     return judged("NP116", b.document(norms=norms, cost=b.cost(b.norm_cost(seconds=seconds))))
 
 
@@ -282,10 +282,17 @@ def test_np116_speaks_of_what_a_kernel_computes(facts: dict[str, Any], told: str
 
 
 def test_np116_gathers_all_norms_and_asks_for_the_measure() -> None:
-    norms = tuple(b.norm(f"blocks.{i}.norm", fused=False) for i in range(3))
+    norms = tuple(b.norm(f"blocks.{i}.norm", fused=False, device="cuda") for i in range(3))
     costs = [b.norm_cost(norm.path, seconds=0.05 + 0.01 * i) for i, norm in enumerate(norms)]
     (found,) = judged("NP116", b.document(norms=norms, cost=b.cost(*costs)))
     assert (found.where, len(found.every_place)) == ("blocks.2.norm", 3)
     _, (skipped,) = run(b.document(norms=norms), [find("NP116")])
     assert 'ask for the measure "cost"' in skipped.why
     assert run(b.document(), [find("NP116")]) == ((), ())
+
+
+def test_np116_does_not_judge_what_torch_itself_runs_in_several_operations() -> None:
+    norms = (b.norm("blocks.0.norm", fused=False, device="cpu"),)
+    found, (skipped,) = run(b.document(norms=norms, cost=b.cost(b.norm_cost(seconds=0.3))), [find("NP116")])
+    assert found == ()
+    assert "no kernel for an RMS norm on a CPU" in skipped.why

@@ -1,5 +1,5 @@
 """LayerNorm to RMSNorm: exactly, by keeping the stream's mean at zero, or as a plain swap."""
 
-from normprobe.rewrites.to_rmsnorm.rewrite import ToRMSNorm
+from normprobe.rewrites.norms.to_rmsnorm.rewrite import ToRMSNorm
 
 __all__ = ["ToRMSNorm"]

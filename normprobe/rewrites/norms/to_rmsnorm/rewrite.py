@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final, get_args
 
 import torch
 from torch import nn
 
 from normprobe.errors import RewriteError
-from normprobe.records import Anatomy, NormSite, Stream
+from normprobe.records import Anatomy, Stream
 from normprobe.rewrites.at_boundary import lay_at
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.boundary import Boundaries, Boundary
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
+from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
-from normprobe.rewrites.swap import has_layer, lay
+from normprobe.rewrites.norms.computed import Form, compute, form_of
+from normprobe.rewrites.norms.to_rmsnorm.entry import Centred, Tied, Untied, centred_site, entry_sites, untie
+from normprobe.rewrites.norms.to_rmsnorm.fitness import subtracting, why_not
+from normprobe.rewrites.norms.to_rmsnorm.layers import CentredInput, CentredOutput
 from normprobe.rewrites.swap import why_not as class_stays
-from normprobe.rewrites.to_rmsnorm.entry import Centred, Tied, Untied, centred_site, entry_sites, untie
-from normprobe.rewrites.to_rmsnorm.fitness import subtracting, why_not
-from normprobe.rewrites.to_rmsnorm.layers import CentredInput, CentredOutput, WithoutMean
 
 _DROPOUT = "the model has dropout: in train mode what it leaves of a write has a mean, which LayerNorm would subtract"
-
-
-@dataclass(frozen=True)
-class _Norm:
-    held: tuple[float, str | None, str | None, bool]  # eps, own names of gain and offset, whether 1 is added
-    stream: str
 
 
 @final
@@ -87,10 +81,12 @@ class ToRMSNorm(Rewrite):
         norms = [norm for norm in subtracting(survey.anatomy, stream) if norm.subtracts_mean]
         if why is None and not norms:
             why = "none of the norms that read it subtracts the mean"
-        why = why or next((why for norm in norms if (why := _stays(survey, norm.path))), None)
+        forms = {norm.path: form_of(survey, norm) for norm in norms}
+        stays = (f"{path} cannot be changed: {form}" for path, form in forms.items() if isinstance(form, str))
+        why = why or next(stays, None)
         if why is not None:
             return why
-        sites = [_norm_site(norm, stream) for norm in norms]
+        sites = [_norm_site(path, form) for path, form in forms.items() if isinstance(form, Form)]
         if not self.exact:
             return sites
         entry = entry_sites(survey, boundaries, stream, self.tied)
@@ -105,38 +101,29 @@ class ToRMSNorm(Rewrite):
         if isinstance(site.detail, Untied):
             untie(model, module, site.detail.name, undo)
             return
+        if isinstance(site.detail, Form):
+            compute(module, site.detail, site.path, undo)
+            return
         if (why := class_stays(module)) is not None:
             raise RewriteError(f"ToRMSNorm cannot change {site.path}", expected="the module as planned", found=why)
-        if isinstance(site.detail, Boundary):
-            lay_at(site.detail, (CentredInput, CentredOutput), module, undo)
-            return
-        undo.callback(module.__dict__.pop, WithoutMean.KEY, None)
-        module.__dict__[WithoutMean.KEY] = site.detail.held
-        lay(module, WithoutMean, site.path, undo)
+        lay_at(site.detail, (CentredInput, CentredOutput), module, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every norm reads as an RMSNorm."""
         for site in sites:
             norm = anatomy.norm(site.path)
-            if isinstance(site.detail, _Norm) and (norm is None or norm.kind != "rmsnorm"):
+            if isinstance(site.detail, Form) and (norm is None or norm.kind != "rmsnorm"):
                 found = "no norm" if norm is None else norm.kind
                 raise RewriteError(f"ToRMSNorm did not take hold at {site.path}", expected="rmsnorm", found=found)
-
-
-def _stays(survey: Survey, path: str) -> str | None:
-    module = module_at(survey.model, path)
-    taken = class_stays(module) or ("it is rewritten already" if has_layer(module, WithoutMean) else None)
-    return None if taken is None else f"{path} cannot be changed: {taken}"
 
 
 def _drops(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
-def _norm_site(norm: NormSite, stream: Stream) -> Site:
-    own = [None if name is None else name.removeprefix(full_name(norm.path, "")) for name in (norm.weight, norm.bias)]
-    detail = _Norm((norm.eps or 0.0, own[0], own[1], norm.affine.startswith("one_plus")), stream.name)
-    return Site(norm.path, f"{norm.kind} becomes rmsnorm, eps {norm.eps:.4g}", detail=detail)
+def _norm_site(path: str, form: Form) -> Site:
+    rms = replace(form, kind="rmsnorm", after_cast=False)
+    return Site(path, f"layernorm becomes rmsnorm, eps {form.eps:.4g}", detail=rms)
 
 
 def _writers(survey: Survey, stream: Stream) -> Iterator[Site]:

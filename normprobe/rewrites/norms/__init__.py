@@ -1,0 +1,1 @@
+"""Rewrites of norms: how they compute, where they stand, and what they are."""

@@ -1,0 +1,153 @@
+"""A norm computed from what is known of it, by its own parameters, in place of the forward that it was written with."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normprobe.capture.calls import CallSpec, TensorSpec
+from normprobe.records import NormSite
+from normprobe.rewrites.base import Survey, module_at
+from normprobe.rewrites.swap import Layer, has_layer, lay
+from normprobe.rewrites.swap import why_not as class_stays
+
+_INSIDE = ("inside_sqrt", "none")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a `Computed` norm computes over the last axis.
+
+    Attributes:
+        kind: "rmsnorm" leaves the mean in.
+        eps: inside the root.
+        weight: own name of the gain, None without one.
+        bias: own name of the offset, None without one.
+        one_plus: whether the gain is stored less 1.
+        after_cast: whether gain and offset act in the dtype of the input, behind the cast back to it.
+        fused: whether torch's fused operation computes it.
+    """
+
+    kind: Literal["layernorm", "rmsnorm"]
+    eps: float
+    weight: str | None = None
+    bias: str | None = None
+    one_plus: bool = False
+    after_cast: bool = False
+    fused: bool = False
+
+
+@final
+class Computed(Layer):
+    """The norm that a `Form` states, with the parameters of the module below, whose forward is not called.
+
+    x: (…, d) -> (…, d) in the input's dtype. The statistic is taken in float32, or in the input's dtype where that is
+    wider.
+    """
+
+    note = "computed by its closed form (normprobe)"
+    KEY: ClassVar[str] = "_norm_form"
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """(x − mean) / √(var + eps) · gain + offset, or the same without the mean."""
+        form: Form = self.__dict__[self.KEY]
+        gain, offset = (None if name is None else getattr(self, name) for name in (form.weight, form.bias))
+        if form.fused and not form.one_plus and not form.after_cast and _one_dtype(x, gain, offset):
+            return _fused(x, form, gain, offset)
+        inner = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = _fused(inner, form, None, None) if form.fused else _written(inner, form)
+        y = y.to(x.dtype) if form.after_cast else y
+        if gain is not None:
+            gain = gain.to(y.dtype)
+            y = y * (1 + gain if form.one_plus else gain)
+        if offset is not None:
+            y = y + offset.to(y.dtype)
+        return y.to(x.dtype)
+
+
+def _one_dtype(x: Tensor, *parameters: Tensor | None) -> bool:
+    return all(each is None or each.dtype is x.dtype for each in parameters)
+
+
+def _fused(x: Tensor, form: Form, gain: Tensor | None, offset: Tensor | None) -> Tensor:
+    if form.kind == "layernorm":
+        return F.layer_norm(x, x.shape[-1:], gain, offset, form.eps)
+    y = F.rms_norm(x, x.shape[-1:], gain, form.eps)
+    return y if offset is None else y + offset
+
+
+def _written(x: Tensor, form: Form) -> Tensor:
+    x = x - x.mean(-1, keepdim=True) if form.kind == "layernorm" else x
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + form.eps)
+
+
+def compute(module: nn.Module, form: Form, path: str, undo: ExitStack) -> None:
+    """Let the module at `path` compute `form` from now on; `undo` gives it what it computed before."""
+    had = module.__dict__.get(Computed.KEY)
+    if had is None:
+        undo.callback(module.__dict__.pop, Computed.KEY, None)
+    else:
+        undo.callback(module.__dict__.__setitem__, Computed.KEY, had)
+    module.__dict__[Computed.KEY] = form
+    if not has_layer(module, Computed):
+        lay(module, Computed, path, undo)
+
+
+def form_of(survey: Survey, norm: NormSite, eps: float | None = None) -> Form | str:
+    """The form of a norm, or why it has none; with `eps` that of the same norm with this eps inside the root."""
+    why = _why_not(norm, eps) or why_not_laid(survey, norm)
+    if why is not None:
+        return why
+    weight, bias = (None if name is None else own_name(norm, name) for name in (norm.weight, norm.bias))
+    return Form(
+        "layernorm" if norm.subtracts_mean else "rmsnorm",
+        (norm.eps or 0.0) if eps is None else eps,
+        weight,
+        bias,
+        norm.affine.startswith("one_plus"),
+        norm.weight_multiply == "after_cast",
+    )
+
+
+def _why_not(norm: NormSite, eps: float | None) -> str | None:
+    if norm.kind not in ("layernorm", "rmsnorm") or norm.axes != (-1,) or norm.batch_dependent:
+        return (
+            f"it is a {norm.kind} over the axes {norm.axes}; layernorm and rmsnorm over the last axis can be computed"
+        )
+    if norm.unbiased:
+        return "it divides by the deviation with n − 1"
+    if eps is None and norm.eps_placement not in _INSIDE:
+        return f"its eps is not inside the root ({norm.eps_placement})"
+    if eps is None and norm.eps is None and norm.eps_placement != "none":
+        return "its eps is not known"
+    return "how it applies its gain could not be read" if norm.affine == "other" else None
+
+
+def why_not_laid(survey: Survey, norm: NormSite) -> str | None:
+    """Why the class of a norm cannot be changed; None where it can."""
+    if not norm.module:
+        return "it is written out inside another module's forward; there is no module to change"
+    spec = call_of(survey, norm.path)
+    if spec is None:
+        return "it did not run, so it is not known how it is called"
+    if len(spec.tensors()) != 1 or not spec.args or not isinstance(spec.args[0], TensorSpec):
+        return "it takes more than one tensor, or none by position"
+    outside = [name for name in (norm.weight, norm.bias) if name is not None and "." in own_name(norm, name)]
+    if outside:
+        return f"{outside[0]} is no parameter of its own"
+    return class_stays(module_at(survey.model, norm.path))
+
+
+def own_name(norm: NormSite, name: str) -> str:
+    """The name of one of its parameters as the norm itself has it."""
+    return name.removeprefix("" if norm.path == "." else norm.path + ".")
+
+
+def call_of(survey: Survey, path: str) -> CallSpec | None:
+    """How the module at `path` was called first; None where it did not run."""
+    return next((c.spec for c in survey.trace.calls if c.path == path and not c.composite), None)

@@ -1,0 +1,153 @@
+"""Fold gains and offsets of norms into the weights that read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy, NormSite, WeightSite
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.beside import Around, beside
+from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.norms.readers import Readers
+
+
+@dataclass(frozen=True)
+class _Detail:
+    norm: NormSite
+    weights: tuple[tuple[WeightSite, str | None], ...]  # each with its bias
+
+
+@final
+@dataclass(frozen=True)
+class FoldGains(Rewrite):
+    """The gain g of a norm is multiplied into the weights that read it, its offset b added to their biases.
+
+    W (g ⊙ n + b) + c = (W diag g) n + (W b + c), so the model computes the same with gains 1 and offsets 0, and
+    the spread of the weights shows what they really do (Ashkboos et al. 2024, sec. 3). Refused where anything
+    but weights reads the norm, where a weight reads something else too, and where an offset has no bias to go to.
+
+    Attributes:
+        only: a pattern of paths of norms, or several; None for all.
+    """
+
+    name: ClassVar[str] = "FoldGains"
+    only: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only", choice(self.only))
+
+    @property
+    def effect(self) -> Effect:
+        """Exact."""
+        return Effect.EXACT
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        return "gains and offsets of norms go into the weights and biases that read them"
+
+    def sites(self, survey: Survey) -> Sites:
+        """One site for every norm whose gain is not 1 everywhere, or whose offset is not 0."""
+        if any(p.is_meta for p in survey.model.parameters()):
+            raise RewriteError("FoldGains has to read the gains", expected="a model with weights", found="device meta")
+        search = _Search(survey)
+        found = [search.site(norm) for norm in survey.anatomy.norms if chosen(norm.path, self.only)]
+        sites = tuple(each for each in found if isinstance(each, Site))
+        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Write weights and biases, then gain and offset."""
+        norm: NormSite = site.detail.norm
+        gain, offset = (None if name is None else _wide(model.get_parameter(name)) for name in (norm.weight, norm.bias))
+        if gain is not None and norm.affine.startswith("one_plus"):
+            gain = gain + 1
+        for weight, bias in site.detail.weights:
+            held = model.get_parameter(weight.parameter)
+            wide = _wide(held).movedim(weight.output_axis, -2)
+            if bias is not None and offset is not None:
+                set_values(model.get_parameter(bias), _wide(model.get_parameter(bias)) + wide @ offset, undo)
+            if gain is not None:
+                set_values(held, (wide * gain).movedim(-2, weight.output_axis), undo)
+        for name, value in ((norm.weight, 0.0 if norm.affine.startswith("one_plus") else 1.0), (norm.bias, 0.0)):
+            if name is not None:
+                set_values(model.get_parameter(name), torch.full_like(model.get_parameter(name), value), undo)
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check that every norm is still read as the kind that it was."""
+        for site in sites:
+            norm, had = anatomy.norm(site.path), site.detail.norm
+            if norm is None or norm.kind != had.kind:
+                found = "no norm" if norm is None else norm.kind
+                raise RewriteError(f"FoldGains changed what {site.path} is read as", expected=had.kind, found=found)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float64))
+
+
+class _Search:
+    """Finds what a norm's gain and offset go into."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.model, self.readers = survey.model, Readers(survey)
+        named = dict(survey.model.named_parameters(remove_duplicate=False))
+        self.named = named
+        self.around: Around = beside(survey.anatomy, named)
+        held = [norm for norm in survey.anatomy.norms if norm.executed]
+        self.owners = Counter(id(named[name]) for norm in held for name in _own(norm) if name in named)
+
+    def site(self, norm: NormSite) -> Site | Refusal | None:
+        """The site of a norm, why it has none, or None where there is nothing to fold."""
+        names = _own(norm)
+        if not norm.executed or not names or not self._moves(norm):
+            return None
+        found = self._weights(norm)
+        if isinstance(found, str):
+            return Refusal(norm.path, found)
+        touched = [*names, *(name for weight, bias in found for name in (weight.parameter, bias) if name is not None)]
+        every = tuple(dict.fromkeys(touched))
+        change = "goes into " + ", ".join(weight.parameter for weight, _ in found)
+        held = bytes_of(self.model, every)
+        return Site(norm.path, change, every, forward=False, undo_bytes=held, detail=_Detail(norm, found))
+
+    def _moves(self, norm: NormSite) -> bool:
+        """Whether gain or offset do anything."""
+        unit = 0.0 if norm.affine.startswith("one_plus") else 1.0
+        pairs = ((norm.weight, unit), (norm.bias, 0.0))
+        return any(name in self.named and bool((self.named[name] != value).any()) for name, value in pairs if name)
+
+    def _weights(self, norm: NormSite) -> tuple[tuple[WeightSite, str | None], ...] | str:
+        why = self._why_not(norm)
+        found = self.readers.of(norm) if why is None else why
+        if isinstance(found, str):
+            return found
+        pairs = []
+        for weight in found:
+            if not {"reader", "head", "inner", "other"}.issuperset(weight.roles) or weight.parameter not in self.named:
+                return f"{weight.parameter} is used elsewhere too ({', '.join(weight.roles)})"
+            biases = self.around.biases.get(weight.parameter, ())
+            if norm.bias is not None and len(biases) != 1 and bool(self.named[norm.bias].any()):
+                return f"its offset has nowhere to go: {weight.parameter} has {len(biases) or 'no'} biases"
+            pairs.append((weight, biases[0].parameter if len(biases) == 1 and norm.bias is not None else None))
+        return tuple(pairs)
+
+    def _why_not(self, norm: NormSite) -> str | None:
+        if not norm.module:
+            return "it is written out inside another module's forward"
+        if norm.axes != (-1,) or norm.affine == "other":
+            return f"its gain could not be read as one of each feature (axes {norm.axes}, affine {norm.affine})"
+        names = _own(norm)
+        if any(self.named[name].dim() != 1 or not self.named[name].is_floating_point() for name in names):
+            return "its gain or offset is no vector of plain numbers"
+        shared = next((name for name in names if self.owners[id(self.named[name])] > 1), None)
+        return None if shared is None else f"{shared} belongs to another norm too"
+
+
+def _own(norm: NormSite) -> tuple[str, ...]:
+    return tuple(name for name in (norm.weight, norm.bias) if name is not None)
