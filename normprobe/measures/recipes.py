@@ -52,12 +52,13 @@ class Drawn:
         if site.stream is None:
             return drawn
         stream = anatomy.streams[site.stream]
-        blocks = list(dict.fromkeys(branch.block for branch in stream.branches))
+        blocks = list(dict.fromkeys((branch.block, branch.layer) for branch in stream.branches))
         drawn = replace(drawn, width=stream.width or 0, writes=len(stream.branches), blocks=len(blocks))
         if site.branch is None:
             return drawn
         depth = sum(w.stream == site.stream and w.branch == site.branch for w in anatomy.weights)
-        return replace(drawn, block=blocks.index(stream.branches[site.branch].block) + 1, depth=depth)
+        own = stream.branches[site.branch]
+        return replace(drawn, block=blocks.index((own.block, own.layer)) + 1, depth=depth)
 
     def has(self, *roles: WeightRole) -> bool:
         """Whether the weight has one of these roles."""

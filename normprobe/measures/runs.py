@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 
 from normprobe.records import Branch, Stream
 
@@ -21,7 +20,8 @@ def blocks_of(stream: Stream) -> list[Run]:
     """The runs of blocks of a stream in order; a block that is run again counts anew."""
     found: list[Run] = []
     runs: dict[str, int] = {}
-    for (name, _), group in groupby(stream.branches, key=lambda branch: (branch.block, branch.add.execution)):
-        found.append(Run(name, runs.get(name, 0), tuple(group)))
+    for branches in stream.blocks():
+        name = branches[0].block
+        found.append(Run(name, runs.get(name, 0), branches))
         runs[name] = runs.get(name, 0) + 1
     return found

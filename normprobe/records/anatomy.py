@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -61,6 +62,8 @@ class Branch(Record):
     Attributes:
         path: module where the add runs.
         block: repeated container that the branch belongs to.
+        layer: number of the block in the stream, from 0, where no modules tell the blocks apart and the branches
+            repeat one sequence of kinds; None elsewhere: there it is `block` and the run of its add.
         readers: parameters of the first heavy operations on the stream, biases included; also those inside earlier
             branches whose results this one takes by another way than the stream (shared keys and values).
         writers: parameters of the last heavy operations before the add, biases included.
@@ -79,6 +82,7 @@ class Branch(Record):
 
     path: str
     block: str
+    layer: int | None = None
     kind: BranchKind
     placement: Placement
     parallel: bool = False
@@ -149,6 +153,18 @@ class Stream(Record):
     topology: Topology = "ordinary"
     copies: int = 1
     branches: tuple[Branch, ...] = ()
+
+    def blocks(self) -> list[tuple[Branch, ...]]:
+        """The branches of each run of a block, in order."""
+        return [tuple(group) for _, group in groupby(self.branches, key=_run)]
+
+    def place(self, branch: Branch) -> str:
+        """Where `branch` is: its block, or its add where no module is that block alone."""
+        return branch.block if branch.layer is None else branch.add.place
+
+
+def _run(branch: Branch) -> tuple[str, int] | int:
+    return (branch.block, branch.add.execution) if branch.layer is None else branch.layer
 
 
 class QKNorm(Record):

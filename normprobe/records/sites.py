@@ -15,3 +15,8 @@ class OpSite(Record):
     op: str
     ordinal: int = 0
     execution: int = 0
+
+    @property
+    def place(self) -> str:
+        """The site as a path: `module.path#op:k`."""
+        return f"{self.path}#{self.op.removeprefix('aten.').partition('.')[0]}:{self.ordinal}"

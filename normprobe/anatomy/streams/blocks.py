@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+Named: TypeAlias = tuple[str, int | None]  # a block's path, and its number where that alone tells no block
 _SHARE = 0.6  # share of the branches that must lie in alike members for a level to count as the repeated one
 
 
@@ -20,21 +22,22 @@ class Located:
     execution: int = 0
 
 
-def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
-    """The block of every branch of one stream.
+def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[Named]:
+    """The block of every branch of one stream, and its number where modules don't tell the blocks apart.
 
     Blocks are the members of a repeated container: modules at one depth of the tree that hold the same sequence of
     branch families. The deepest such depth counts, under the shortest path that tells the members apart and is that
     of a module that ran (a list never does). Where no depth is so regular it is the deepest at which a module holds
     several branches, or whose modules share one parent, else the one module that holds them all (a block that is
-    run again and again), else where each one adds.
+    run again and again), else where each one adds. Where no depth is regular and the families of the branches repeat
+    one sequence, each repetition is a block with a number.
 
     Args:
         branches: the branches in order of execution.
         ran: paths of all modules that ran.
     """
     if len({b.path for b in branches}) == 1 and len({(b.execution, b.family) for b in branches}) == len(branches):
-        return [branch.path for branch in branches]
+        return [(branch.path, None) for branch in branches]
     anchors = _anchors(branches)
     best: list[str] | None = None
     gathered: list[str] | None = None
@@ -50,8 +53,23 @@ def block_names(branches: Sequence[Located], ran: Collection[str]) -> list[str]:
             gathered = names
         if all(len(a) >= depth for a in anchors) and len({a[: depth - 1] for a in anchors}) == 1:
             siblings = names
+    if best is not None:
+        return [(name, None) for name in best]
     shared = ".".join(_common(anchors))
-    return best or gathered or siblings or [shared if shared in ran else branch.path for branch in branches]
+    names = gathered or siblings or [shared if shared in ran else branch.path for branch in branches]
+    return list(zip(names, _layers(branches, len(set(names)) == 1), strict=True))
+
+
+def _layers(branches: Sequence[Located], together: bool) -> list[int | None]:
+    """The number of the repetition of one sequence of families that each branch is in; None where they repeat none, or
+    where the runs of their modules tell. `together`: all are in one module, so that a sequence of one counts."""
+    families, count = [branch.family for branch in branches], len(branches)
+    least = 1 if together else 2
+    told = len({branch.execution for branch in branches}) > 1 or (not together and len(set(families)) == 1)
+    for length in [] if told else range(least, count // 2 + 1):
+        if count % length == 0 and families == families[:length] * (count // length):
+            return [place // length for place in range(count)]
+    return [None] * count
 
 
 def stream_name(blocks: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from normprobe.anatomy.flow.ops import WEIGHTY, Role
 from normprobe.anatomy.flow.sites import op_site
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.streams import weights
-from normprobe.anatomy.streams.blocks import Located, block_names
+from normprobe.anatomy.streams.blocks import Located, Named, block_names
 from normprobe.anatomy.streams.entries import entry
 from normprobe.anatomy.streams.kinds import branch_kind, family
 from normprobe.anatomy.streams.lent import lent
@@ -146,7 +146,7 @@ def _located(flow: Flow, reading: Reading) -> Located:
 
 
 def _record(
-    flow: Flow, reading: Reading, path: str, block: str, norms: Sequence[NormSite], model: nn.Module, behind: float
+    flow: Flow, reading: Reading, path: str, block: Named, norms: Sequence[NormSite], model: nn.Module, behind: float
 ) -> Branch:
     """The record of one branch; `behind` is the constant factor on the sum that it is added to."""
     write, part, around = reading.write, reading.part, reading.norms
@@ -155,7 +155,8 @@ def _record(
     scaled = not mixed and write.way != "projected"
     return Branch(
         path=path,
-        block=block,
+        block=block[0],
+        layer=block[1],
         kind=reading.kind,
         placement=placement(around, reading.post, write.skip_scale if scaled else 1.0),
         parallel=reading.parallel,

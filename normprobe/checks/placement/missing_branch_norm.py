@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeAlias, final
 
 from normprobe.checks.base import Check, Outcome
@@ -12,7 +11,7 @@ from normprobe.records import Branch, Finding, ReportData, Severity, Stream
 from normprobe.records.anatomy import LAYER_KINDS
 
 _NORMED = frozenset({"pre", "output", "sandwich"})
-_Block: TypeAlias = list[Branch]
+_Block: TypeAlias = tuple[Branch, ...]
 
 
 @final
@@ -67,12 +66,12 @@ class MissingBranchNorm(Check):
     def _found(self, stream: Stream, bare: tuple[Branch, ...], normed: list[Branch]) -> Finding:
         ((kind, usual), _), *_ = Counter((branch.kind, branch.placement) for branch in normed).most_common(1)
         return self.finding(
-            bare[0].block,
+            stream.place(bare[0]),
             f"the {bare[0].kind} branch has no norm in any of the {len(bare)} blocks of {stream.name} that are built "
             f"like this one, and their {kind} branch has one (placement {usual})",
             value="none",
             source="Xiong et al. 2020, table 1",
-            places=[branch.block for branch in bare],
+            places=[stream.place(branch) for branch in bare],
         )
 
 
@@ -85,7 +84,6 @@ def _bare(branch: Branch) -> bool:
 def _equal_blocks(stream: Stream) -> list[list[_Block]]:
     """The blocks of a stream, those with the same kinds of branches together."""
     found: dict[tuple[str, ...], list[_Block]] = {}
-    for _, group in groupby(stream.branches, key=lambda branch: branch.block):
-        block = list(group)
+    for block in stream.blocks():
         found.setdefault(tuple(branch.kind for branch in block), []).append(block)
     return list(found.values())

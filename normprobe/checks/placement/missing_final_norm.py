@@ -124,7 +124,7 @@ def _measured(stream: Stream, data: ReportData) -> StreamMeasure | None:
 def _severity(stream: Stream, idle: NormSite | None) -> Severity:
     """By who reads the raw stream: someone outside, a head that pools it, or one that reads token by token; and by
     whether blocks are stacked at all. A norm that was built for the end and is not called leaves no doubt."""
-    end, blocks = stream.raw_end, {branch.block for branch in stream.branches}
+    end, blocks = stream.raw_end, {(branch.block, branch.layer) for branch in stream.branches}
     if end is not None and end.returned:
         return Severity.NOTE
     open_ = len(blocks) == 1 or (end is not None and end.pooled)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeAlias, final
 
 from normprobe.checks.base import Check, Outcome
@@ -65,20 +64,19 @@ class MixedPlacement(Check):
                 continue
             odd = [branch for branch in branches if branch.placement == placement]
             yield self.finding(
-                odd[0].block,
+                stream.place(odd[0]),
                 f"placement {placement} of the {odd[0].kind} branch, where {most} of its {len(branches) - 1} "
                 f"counterparts in {stream.name} have {usual}{'' if count == 1 else f'; {count} branches differ so'}",
                 value=placement,
                 source="the recorded data flow",
-                places=[branch.block for branch in odd],
+                places=[stream.place(branch) for branch in odd],
             )
 
 
 def _counterparts(stream: Stream) -> dict[_Key, list[Branch]]:
     """The branches of a stream by the kinds of their block's branches and their place among them."""
     found: dict[_Key, list[Branch]] = {}
-    for _, group in groupby(stream.branches, key=lambda branch: branch.block):
-        block = list(group)
+    for block in stream.blocks():
         kinds = tuple(branch.kind for branch in block)
         for place, branch in enumerate(block):
             entered = branch is stream.branches[0] and stream.entry_norm is not None

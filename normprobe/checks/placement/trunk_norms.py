@@ -20,9 +20,10 @@ def on_the_trunk(stream: Stream) -> list[int]:
     if held and (last == stream.final_norm or (not _inside(last, stream) and _inner(stream))):
         held[-1] = False
     normed = [i for i, on_sum in enumerate(held) if on_sum]
-    blocks = [branch.block for branch in stream.branches]
-    ended = {blocks[i] for i in normed}
-    return normed if 2 * len(ended) <= len(set(blocks)) and len(normed) < len(blocks) else []
+    blocks = stream.blocks()
+    of = [number for number, block in enumerate(blocks) for _ in block]
+    ended = {of[i] for i in normed}
+    return normed if 2 * len(ended) <= len(blocks) and len(normed) < len(of) else []
 
 
 def _inside(norm: str | None, stream: Stream) -> bool:

@@ -48,6 +48,11 @@ class Measured:
         branches = () if self.stream is None else self.stream.branches
         return state.branch < len(branches) and branches[state.branch].branch_scale.kind not in ("none", "constant")
 
+    def block(self, state: StreamState) -> tuple[str, int | None]:
+        """The block that a state lies in."""
+        branches = () if self.stream is None else self.stream.branches
+        return state.block, branches[state.branch].layer if state.branch < len(branches) else None
+
     def by_kind(self) -> dict[str, list[StreamState]]:
         """The states whose write was seen, with others of their kind: writes that are built alike."""
         found: dict[str, list[StreamState]] = {}

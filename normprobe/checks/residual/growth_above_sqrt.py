@@ -108,7 +108,7 @@ class GrowthAboveSqrt(EachStreamCheck):
 
 def _block_ends(seen: Measured) -> list[float]:
     """The median RMS after the last write of each block."""
-    return list({state.block: state.rms_median for state in seen.states}.values())
+    return list({seen.block(state): state.rms_median for state in seen.states}.values())
 
 
 def _geometric(ends: Sequence[float]) -> float | None:

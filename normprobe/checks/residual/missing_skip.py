@@ -61,15 +61,16 @@ class MissingSkip(Check):
 
     def _found(self, row: list[Stream]) -> Finding:
         first = row[0]
-        weights = first.unskipped[0].rpartition(".")[0]
+        weights = first.unskipped[0].rpartition(".")[0] or first.unskipped[0]
+        places = _places(row)
         kinds = " and ".join(dict.fromkeys(branch.kind for branch in first.branches))
         return self.finding(
-            first.branches[0].block,
+            places[0],
             f"the stream ends behind the {kinds} branch of each of {len(row)} equal blocks and is made anew by the "
             f"weights of {weights} behind {first.final_norm}: no skip goes past them",
             value=weights,
             source="Xiong et al. 2020, table 1",
-            places=[stream.branches[0].block for stream in row],
+            places=places,
         )
 
 
@@ -91,8 +92,13 @@ def _key(stream: Stream) -> Any:
     return container, stream.width, tuple((branch.kind, branch.placement) for branch in stream.branches)
 
 
-def _own(stream: Stream, after: Stream) -> bool:
-    """Whether the weights between two streams belong to their blocks, which are two."""
-    blocks = {stream.branches[0].block, after.branches[0].block}
-    inside = all(any(name.startswith(f"{block}.") for block in blocks) for name in stream.unskipped)
-    return len(blocks) == 2 and inside
+def _places(row: list[Stream]) -> list[str]:
+    """The blocks of a row, or where they add if one module is several of them."""
+    blocks = [stream.branches[0].block for stream in row]
+    return blocks if len(set(blocks)) == len(row) else [stream.branches[0].add.place for stream in row]
+
+
+def _own(one: Stream, after: Stream) -> bool:
+    """Whether the weights between two streams belong to their blocks, or to the one module that is both."""
+    blocks = {one.branches[0].block, after.branches[0].block}
+    return all(any(block == "." or name.startswith(f"{block}.") for block in blocks) for name in one.unskipped)

@@ -70,7 +70,9 @@ def _by_stream(anatomy: Anatomy) -> Mapping[int, float]:
 
     Layers are the blocks that write to the stream. Source: Wang et al. 2022 (DeepNet), fig. 2.
     """
-    layers = {i: len({branch.block for branch in stream.branches}) for i, stream in enumerate(anatomy.streams)}
+    layers = {
+        i: len({(branch.block, branch.layer) for branch in stream.branches}) for i, stream in enumerate(anatomy.streams)
+    }
     decoders = [i for i, stream in enumerate(anatomy.streams) if _crosses(stream)]
     encoders = [i for i in layers if i not in decoders]
     if len(decoders) == 1 and len(encoders) == 1:
