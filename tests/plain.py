@@ -1,5 +1,5 @@
-"""Decoders whose blocks are no modules: one forward over lists of parameters, over stacked parameters, or over two lists
-of layers; with faults that a slip in such a forward makes."""
+"""Networks whose blocks are no modules: one forward over lists of parameters, over stacked parameters, or over two
+lists of layers; with faults that a slip in such a forward makes."""
 
 from __future__ import annotations
 
