@@ -31,10 +31,12 @@ format: ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: ## write anew what is made from the sources: the pages of the checks, and the schema of reports
+docs: ## write anew what is made from the sources: the pages of the checks, and the schemas of reports
 	$(BIN)/python -m normprobe.checks.pages docs/checks
 	$(BIN)/python -m normprobe.records.schema > docs/.schema.part
 	mv docs/.schema.part docs/report.schema.json
+	$(BIN)/python -m normprobe.records.schema diff > docs/.schema.part
+	mv docs/.schema.part docs/diff.schema.json
 
 test-oldest: ## the tests with the oldest versions that pyproject.toml admits
 	$(MAKE) VENV=$(OLDEST) CONSTRAINTS=constraints-oldest.txt $(OLDEST)/.installed-test

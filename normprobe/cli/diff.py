@@ -14,7 +14,7 @@ from normprobe.cli.output import pick, put, quiet_stdout, show
 from normprobe.cli.progress import progress
 from normprobe.errors import InputError, SettingError
 from normprobe.report.files import check_place, write_whole
-from normprobe.report.formats import Format, check_reading
+from normprobe.report.formats import Format
 
 if TYPE_CHECKING:
     from normprobe.report.diffs.report import DiffReport
@@ -76,12 +76,11 @@ def diff(
 def _answered(asked: dict[str, Any]) -> int:
     """The exit code, after the comparison was written."""
     out, form = asked["out"], pick(asked["format"], asked["out"])
-    check_reading(form)
     if out is not None:
         check_place(out)
     report = _compared(asked)
     _deliver(report, form, out, quiet=asked["quiet"])
-    return _code(report, asked["fail_on"])
+    return _code(report)
 
 
 def _compared(asked: dict[str, Any]) -> DiffReport:
@@ -100,7 +99,7 @@ def _compared(asked: dict[str, Any]) -> DiffReport:
         a, b = resolve(asked["a"], of_a), resolve(asked["b"], of_b)
         values, notes = _inputs(a, b)
         report = compare(a.model, b.model, values, level=asked["level"].value, seed=asked["seed"], progress=advance)
-    return _described(report, a, b, notes)
+    return _described(report, a, b, notes, asked["fail_on"])
 
 
 def _options(asked: dict[str, Any]) -> tuple[TargetOptions, TargetOptions]:
@@ -147,8 +146,8 @@ def _tokens_alike(a: Loaded, b: Loaded) -> bool:
     return one is None or other is None or (one.shape == other.shape and torch.equal(one.cpu(), other.cpu()))
 
 
-def _described(report: DiffReport, a: Loaded, b: Loaded, notes: tuple[str, ...]) -> DiffReport:
-    """The report with what the loaders know of the targets, and what they had to say."""
+def _described(report: DiffReport, a: Loaded, b: Loaded, notes: tuple[str, ...], fail_on: opt.FailChoice) -> DiffReport:
+    """The report with what the loaders know of the targets, what they had to say, and what fails it."""
     from normprobe.report.diffs.report import DiffReport
 
     data = report.data
@@ -161,6 +160,7 @@ def _described(report: DiffReport, a: Loaded, b: Loaded, notes: tuple[str, ...])
     words = (a.target if a.inputs is not None else b.target).inputs or data.inputs
     said = [note for note in said if not (words and note.endswith(words))]
     update = {**targets, "notes": (*notes, *said, *data.notes), "skipped": skipped, "inputs": words}
+    update["fail_on"] = fail_on.value
     return DiffReport(data.model_copy(update=update))
 
 
@@ -178,8 +178,8 @@ def _deliver(report: DiffReport, format: Format, out: Path | None, *, quiet: boo
         put(report.content(format))
 
 
-def _code(report: DiffReport, fail_on: opt.FailChoice) -> int:
+def _code(report: DiffReport) -> int:
     """1 where they differ; 2 where too little was compared to tell, which is no success, whatever milder was found."""
-    if report.failed(fail_on.value):
+    if report.failed():
         return FINDINGS
-    return CLEAN if report.complete or fail_on is opt.FailChoice.NEVER else FAILED
+    return CLEAN if report.complete or report.data.fail_on == "never" else FAILED

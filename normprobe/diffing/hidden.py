@@ -11,7 +11,7 @@ from normprobe.records.diff import Difference, SignalDiff, WeightPair
 from normprobe.report.wording import plural, verb
 
 ELSEWHERE = frozenset({"eps", "eps_placement", "softcap", "window", "causal", "sinks", "activation", "batch_dependent"})
-HIDDEN = "for these inputs the output does not hang on them"
+HIDDEN = "for these inputs the output that is compared, the first, does not hang on them"
 _OTHER = ("different", "scaled", "reordered")
 _MOST = 3  # names in a skip
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from normprobe.records.base import Record
 from normprobe.records.measurements import Level
 from normprobe.records.report import Severity, Skipped, Target
+from normprobe.records.settings import FailOn
 
 DIFF_SCHEMA: Literal["normprobe-diff/1"] = "normprobe-diff/1"
 
@@ -38,6 +39,10 @@ class Difference(Record):
     b: Fact = None
     where: tuple[tuple[str, str], ...] = ()
     message: str
+
+    def fails(self, fail_on: FailOn | Severity) -> bool:
+        """Whether it fails a comparison that fails from `fail_on` on."""
+        return fail_on != "never" and self.severity.rank <= Severity(fail_on).rank
 
 
 class Match(Record):
@@ -153,6 +158,7 @@ class DiffData(Record):
         complete: whether everything was compared that has to be equal in models that are the same; where it was not
             an error may be unseen.
         matched: the parts that were compared.
+        fail_on: the mildest severity that fails the comparison.
     """
 
     schema_: Literal["normprobe-diff/1"] = Field(default=DIFF_SCHEMA, alias="schema")
@@ -163,6 +169,7 @@ class DiffData(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     verdict: Verdict = "same"
     complete: bool = True
+    fail_on: FailOn = "warning"
     differences: tuple[Difference, ...] = ()
     matched: tuple[Match, ...] = ()
     weights: tuple[WeightPair, ...] = ()

@@ -38,7 +38,6 @@ SUFFIXES = {
     ".sarif": Format.SARIF,
     ".xml": Format.JUNIT,
 }
-FOR_READING = (Format.RICH, Format.JSON, Format.HTML, Format.MARKDOWN)  # what a comparison of two models has too
 
 
 def named_by(path: Path, otherwise: Format, name: str, hint: str) -> Format:
@@ -63,17 +62,6 @@ def named_by(path: Path, otherwise: Format, name: str, hint: str) -> Format:
             hint=hint,
         )
     return SUFFIXES[path.suffix.lower()]
-
-
-def check_reading(format: Format) -> None:
-    """Refuses a form that only the report on one model has.
-
-    Raises:
-        SettingError: `format` lists findings for a CI system.
-    """
-    if format not in FOR_READING:
-        expected = ", ".join(form.value for form in FOR_READING)
-        raise SettingError(f"a comparison has no form {format.value}", expected=expected, found=format.value)
 
 
 def content(data: ReportData, format: Format) -> str:

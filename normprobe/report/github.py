@@ -13,7 +13,7 @@ from normprobe.report.streams import stream_title
 from normprobe.report.verdict import verdict
 
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
-_ROOM = 160
+ROOM = 160
 
 
 def document(data: ReportData) -> str:
@@ -26,29 +26,34 @@ def _lines(data: ReportData) -> Iterator[str]:
     yield from (_command(finding, data) for finding in data.findings if not finding.known)
     yield from (f"known: {_title(one)} at {_place(one, data)}" for one in data.findings if one.known)
     for what, why in skipped_groups(data.skipped):
-        yield f"not looked at: {_line(skipped_text(what, _ROOM))}: {_line(why)}"
-    yield from (f"left out: {_line(what)}: {_line(why)}" for what, why in left_out(data))
-    yield from (f"note: {_line(note)}" for note in data.notes)
+        yield f"not looked at: {line(skipped_text(what, ROOM))}: {line(why)}"
+    yield from (f"left out: {line(what)}: {line(why)}" for what, why in left_out(data))
+    yield from (f"note: {line(note)}" for note in data.notes)
     name = data.target.name or data.target.class_name or "model"
-    yield _line(" · ".join((f"normprobe: {name}: {verdict(data).text}", *gaps(data))))
+    yield line(" · ".join((f"normprobe: {name}: {verdict(data).text}", *gaps(data))))
 
 
 def _command(finding: Finding, data: ReportData) -> str:
-    file = source_file(data.target)
-    properties = {"file": file, "title": _title(finding)}
+    text = f"{_place(finding, data)}: {sentence(finding)}"
+    return command(finding.severity, _title(finding), text, source_file(data.target))
+
+
+def command(severity: Severity, title: str, text: str, file: str | None) -> str:
+    """The workflow command that shows `text`, which is one line, under `title`."""
+    properties = {"file": file, "title": title}
     named = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{_COMMANDS[finding.severity]} {named}::{_data(f'{_place(finding, data)}: {sentence(finding)}')}"
+    return f"::{_COMMANDS[severity]} {named}::{_data(text)}"
 
 
 def _title(finding: Finding) -> str:
-    return _line(f"{finding.code} {finding.name}")
+    return line(f"{finding.code} {finding.name}")
 
 
 def _place(finding: Finding, data: ReportData) -> str:
-    return _line(joined([stream_title(data, place) for place in finding.every_place], _ROOM))
+    return line(joined([stream_title(data, place) for place in finding.every_place], ROOM))
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
     """`text` on one line: what follows a line's end could be read as a command."""
     return " ".join(text.split())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from normprobe.records import Finding, ReportData, Skipped
@@ -20,7 +21,7 @@ def document(data: ReportData) -> str:
     output. It counts as skipped where it has none and could not look at something.
     """
     suites = Element("testsuites")
-    suite = SubElement(suites, "testsuite", name=_legal(f"normprobe: {_name(data)}"), errors="0")
+    suite = SubElement(suites, "testsuite", name=legal(f"normprobe: {_name(data)}"), errors="0")
     _properties(suite, data)
     skips = skips_by_code(data)
     cases = [_case(suite, code, data, skips.get(code, [])) for code in codes_that_ran(data)]
@@ -29,7 +30,12 @@ def document(data: ReportData) -> str:
     suite.set("failures", str(counts["failure"]))
     suite.set("skipped", str(counts["skipped"]))
     if others := skips.get("", []):
-        SubElement(suite, "system-out").text = _legal("\n".join(f"not looked at: {o.what}: {o.why}" for o in others))
+        SubElement(suite, "system-out").text = legal("\n".join(f"not looked at: {o.what}: {o.why}" for o in others))
+    return written(suites)
+
+
+def written(suites: Element) -> str:
+    """A document of test suites, with a newline at the end."""
     indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(suites, encoding="unicode") + "\n"
 
@@ -43,26 +49,31 @@ def _properties(suite: Element, data: ReportData) -> None:
     rows = [(key, str(value)) for key, value in data.target.model_dump(by_alias=True).items() if value]
     rows += [("note", note) for note in data.notes]
     rows += [("left out", f"{what}: {why}") for what, why in left_out(data)]
-    properties = SubElement(suite, "properties")
+    properties(suite, rows)
+
+
+def properties(suite: Element, rows: Iterable[tuple[str, str]]) -> None:
+    """Names and values that belong to a whole suite."""
+    held = SubElement(suite, "properties")
     for name, value in rows:
-        SubElement(properties, "property", name=_legal(name), value=_legal(value))
+        SubElement(held, "property", name=legal(name), value=legal(value))
 
 
 def _case(suite: Element, code: str, data: ReportData, skips: list[Skipped]) -> Element:
     found = [finding for finding in data.findings if finding.code == code]
     check = check_of(code)
     subject = type(check).__module__.rpartition(".")[0] if check else "normprobe.checks"
-    case = SubElement(suite, "testcase", classname=subject, name=_legal(title(code, data.findings)))
+    case = SubElement(suite, "testcase", classname=subject, name=legal(title(code, data.findings)))
     failing = [finding for finding in found if finding.fails(data.settings.fail_on)]
     for finding in failing:
         kind, text = finding.severity.value, sentence(finding)
-        SubElement(case, "failure", type=kind, message=_legal(f"{finding.where}: {text}")).text = _legal(_text(finding))
+        SubElement(case, "failure", type=kind, message=legal(f"{finding.where}: {text}")).text = legal(_text(finding))
     if skips and not found:
-        SubElement(case, "skipped", message=_legal("; ".join(f"{one.what}: {one.why}" for one in skips)))
+        SubElement(case, "skipped", message=legal("; ".join(f"{one.what}: {one.why}" for one in skips)))
     output = [_text(finding) for finding in found if finding not in failing]
     output += [f"not looked at: {one.what}: {one.why}" for one in skips if found]
     if output:
-        SubElement(case, "system-out").text = _legal("\n".join(output))
+        SubElement(case, "system-out").text = legal("\n".join(output))
     return case
 
 
@@ -71,6 +82,6 @@ def _text(finding: Finding) -> str:
     return f"{finding.severity.value} {finding.code} {finding.name}: {sentence(finding)}\n{places}"
 
 
-def _legal(text: str) -> str:
+def legal(text: str) -> str:
     """`text` with every character that XML cannot hold written as its code."""
     return _ILLEGAL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

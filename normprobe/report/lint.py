@@ -40,8 +40,12 @@ def sentence(finding: Finding) -> str:
 def fingerprint(finding: Finding) -> str:
     """Names a finding by its check, its places and what it is about there, whatever was measured; 32 hexadecimal
     digits."""
-    key = "\0".join((finding.code, finding.about, finding.where, *sorted(finding.every_place)))
-    return hashlib.sha256(key.encode("utf-8")).hexdigest()[:32]
+    return digest(finding.code, finding.about, finding.where, *sorted(finding.every_place))
+
+
+def digest(*words: str) -> str:
+    """32 hexadecimal digits that name `words`."""
+    return hashlib.sha256("\0".join(words).encode("utf-8")).hexdigest()[:32]
 
 
 def skips_by_code(data: ReportData) -> dict[str, list[Skipped]]:

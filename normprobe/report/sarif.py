@@ -31,8 +31,18 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 
 def document(data: ReportData) -> str:
     """The report as one SARIF log with one run, with a newline at the end."""
-    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(data)]}
-    return json.dumps(log, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return log(_run(data))
+
+
+def log(run: dict[str, Any]) -> str:
+    """A SARIF log with one run, with a newline at the end."""
+    whole = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def driver(version: str, rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """The tool that made the run, with its rules."""
+    return {"driver": {"name": "normprobe", "version": version, "semanticVersion": version, "rules": rules}}
 
 
 def _run(data: ReportData) -> dict[str, Any]:
@@ -41,7 +51,7 @@ def _run(data: ReportData) -> dict[str, Any]:
     version = data.versions.get("normprobe", __version__)
     rules = [_rule(code, data) for code in codes]
     return {
-        "tool": {"driver": {"name": "normprobe", "version": version, "semanticVersion": version, "rules": rules}},
+        "tool": driver(version, rules),
         "automationDetails": {"id": f"normprobe/{data.target.name or data.target.class_name or 'model'}"},
         "invocations": [_invocation(data, off)],
         "results": [_result(finding, codes.index(finding.code), data) for finding in data.findings],
@@ -92,17 +102,24 @@ def _result(finding: Finding, index: int, data: ReportData) -> dict[str, Any]:
         "ruleIndex": index,
         "level": finding.severity.value,
         "message": {"text": sentence(finding)},
-        "locations": [_location(place, data) for place in finding.every_place],
-        "fingerprints": {"normprobe/1": fingerprint(finding)},
-        "partialFingerprints": {"primaryLocationLineHash": f"{fingerprint(finding)}:1"},
+        "locations": [location(place, data.target) for place in finding.every_place],
+        **fingerprints(fingerprint(finding)),
         "properties": {key: value for key, value in facts.items() if value not in (None, "")},
     } | ({"suppressions": [known]} if finding.known else {})
 
 
-def _location(place: str, data: ReportData) -> dict[str, Any]:
+def fingerprints(digest: str) -> dict[str, Any]:
+    """What a result is known by from run to run."""
+    return {
+        "fingerprints": {"normprobe/1": digest},
+        "partialFingerprints": {"primaryLocationLineHash": f"{digest}:1"},
+    }
+
+
+def location(place: str, target: Target) -> dict[str, Any]:
     """The module path, and the artifact that the target is of."""
     return {
-        "physicalLocation": {"artifactLocation": {"uri": _artifact(data.target)}, "region": {"startLine": 1}},
+        "physicalLocation": {"artifactLocation": {"uri": _artifact(target)}, "region": {"startLine": 1}},
         "logicalLocations": [{"fullyQualifiedName": place, "kind": "module"}],
     }
 

@@ -97,6 +97,24 @@ def test_to_a_file_by_its_suffix(run: Run, models: str, tmp_path: Path) -> None:
     assert (tmp_path / "diff.md").read_text(encoding="utf-8").startswith("# A ")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--format github", "::error file="),
+        ("--format junit", 'failures="3"'),
+        ("--format junit --fail-on never", 'failures="0"'),
+        ("--format sarif", '"diff/norm/eps"'),
+    ],
+)
+def test_the_forms_for_ci_systems(
+    run: Run, models: str, words: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(models).parent)
+    done = run("models.py:plain", "models.py:eps", *words.split(), "--quiet")
+    assert done.exit_code == ("never" not in words)
+    assert told in done.stdout
+
+
 def test_dtype_of_b_alone(run: Run, models: str) -> None:
     done = run(f"{models}:plain", f"{models}:plain", "--dtype-b", "bfloat16", "--fail-on", "error", "--format", "json")
     assert done.exit_code == 0

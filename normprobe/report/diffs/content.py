@@ -102,6 +102,11 @@ def heading(one: Difference) -> str:
     return f"{one.subject} {one.fact.replace('_', ' ')}"
 
 
+def kind(one: Difference) -> str:
+    """What differs, as a rule's name: `diff/norm/eps`."""
+    return f"diff/{one.subject}/{one.fact}"
+
+
 def output_facts(output: OutputDiff) -> list[str]:
     """How far the outputs are apart as the models run."""
     names = output.a if output.a == output.b else f"{output.a} | {output.b}"

@@ -10,10 +10,10 @@ from typing import Any, final
 
 from normprobe.records import FailOn, Severity, Skipped
 from normprobe.records.diff import DIFF_SCHEMA, DiffData, Difference, OutputDiff, SignalDiff, Verdict, WeightPair
-from normprobe.report.diffs import content, html, markdown
+from normprobe.report.diffs import content, github, html, junit, markdown, sarif
 from normprobe.report.documents import read_document
 from normprobe.report.files import write_whole
-from normprobe.report.formats import FILE_WIDTH, Format, check_reading, named_by, rich_text
+from normprobe.report.formats import FILE_WIDTH, Format, named_by, rich_text
 from normprobe.report.wording import ascii_only
 
 _MOST = 12
@@ -65,19 +65,21 @@ class DiffReport:
         """What was not compared, and why."""
         return self.data.skipped
 
-    def failed(self, fail_on: FailOn | Severity = "warning") -> bool:
+    def failed(self, fail_on: FailOn | Severity | None = None) -> bool:
         """Whether there is a difference at least as bad as `fail_on`.
 
         Args:
-            fail_on: "error" (another function), "warning" (other rounding too), "note" (another form too) or "never".
+            fail_on: "error" (another function), "warning" (other rounding too), "note" (another form too) or "never";
+                None for what the document says, which is "warning" unless the command line said otherwise.
 
         Raises:
             ValueError: `fail_on` is none of these.
         """
-        if fail_on == "never":
+        limit = fail_on or self.data.fail_on
+        if limit == "never":
             return False
-        limit = Severity(fail_on).rank
-        return any(one.severity.rank <= limit for one in self.differences)
+        worst = Severity(limit)
+        return any(one.fails(worst) for one in self.differences)
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain dicts, lists, strings and numbers, in the shape of `normprobe-diff/1`."""
@@ -96,25 +98,19 @@ class DiffReport:
         """The comparison as the content of a file, with a newline at the end; `rich` is text of 100 columns.
 
         Raises:
-            SettingError: comparisons have no such form.
+            ValueError: `format` is none of the forms.
         """
         form = Format(format)
-        check_reading(form)
-        match form:
-            case Format.JSON:
-                return self.to_json() + "\n"
-            case Format.HTML:
-                return html.page(self.data)
-            case Format.MARKDOWN:
-                return markdown.document(self.data)
-            case _:
-                return _text(self.data)
+        if form is Format.JSON:
+            return self.to_json() + "\n"
+        return _FORMS[form](self.data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the comparison; the file appears whole or not at all.
 
         Args:
-            path: the file, in a folder that exists; its suffix names the form: .json (or none), .html, .md or .txt.
+            path: the file, in a folder that exists; its suffix names the form: .json (or none), .html, .md, .txt,
+                .sarif or .xml (JUnit).
 
         Raises:
             SettingError: no form has that suffix.
@@ -158,3 +154,13 @@ def _text(data: DiffData) -> str:
 
     console = Console(file=io.StringIO(), width=FILE_WIDTH, color_system=None, force_terminal=False)
     return rich_text(TerminalDiff(data), console)
+
+
+_FORMS = {
+    Format.RICH: _text,
+    Format.HTML: html.page,
+    Format.MARKDOWN: markdown.document,
+    Format.SARIF: sarif.document,
+    Format.GITHUB: github.document,
+    Format.JUNIT: junit.document,
+}
