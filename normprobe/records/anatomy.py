@@ -67,7 +67,11 @@ class Branch(Record):
         readers: parameters of the first heavy operations on the stream, biases included; also those inside earlier
             branches whose results this one takes by another way than the stream (shared keys and values).
         writers: parameters of the last heavy operations before the add, biases included.
+        inner_norms: the norms between the read and the add besides `pre_norm` and `output_norm` and those beside them:
+            on queries and keys, on the inner features of an MLP.
         parameters: every parameter used between the read and the add.
+        recipe: a number that those branches of a stream share that run the same operations as often, norms and moves
+            apart; None where it was not read.
         entry: where it reads the stream without a norm before its first weights; None where a norm or something else
             than an activation stands there.
         skip_scale: constant factor on the trunk at this add; None where it is no constant.
@@ -91,7 +95,9 @@ class Branch(Record):
     post_norm: str | None = None
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
+    inner_norms: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    recipe: int | None = None
     entry: Entry | None = None
     skip_scale: float | None = 1.0
     skip: SkipKind = "identity"

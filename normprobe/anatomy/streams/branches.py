@@ -19,6 +19,7 @@ from normprobe.anatomy.streams.kinds import branch_kind, family
 from normprobe.anatomy.streams.lent import lent
 from normprobe.anatomy.streams.parts import Part, bends
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
+from normprobe.anatomy.streams.recipes import inner_norms, recipes
 from normprobe.anatomy.streams.shortcuts import projections
 from normprobe.anatomy.streams.writes import Way, Write
 from normprobe.records import Branch, NormSite
@@ -115,8 +116,11 @@ def branch_records(
         _record(flow, reading, place.path, block, norms, model, factor)
         for reading, place, block, factor in zip(readings, located, blocks, factors, strict=True)
     ]
-    readers = _readers(flow, readings)
-    return [record.model_copy(update={"readers": names}) for record, names in zip(records, readers, strict=True)]
+    alike = recipes(flow, (reading.part for reading in readings))
+    return [
+        record.model_copy(update={"readers": names, "recipe": number})
+        for record, names, number in zip(records, _readers(flow, readings), alike, strict=True)
+    ]
 
 
 def _readers(flow: Flow, readings: Sequence[Reading]) -> list[tuple[str, ...]]:
@@ -164,6 +168,7 @@ def _record(
         output_norm=norm_path(around.behind, norms),
         post_norm=norm_path(around.on_sum, norms) if reading.post else None,
         writers=weights.writers(flow, part, model),
+        inner_norms=inner_norms(flow, part, around, norms),
         parameters=weights.parameters(flow, part),
         entry=entry(flow, write, part),
         skip_scale=None if write.skip_scale is None else write.skip_scale * behind,

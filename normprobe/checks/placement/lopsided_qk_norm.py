@@ -53,7 +53,7 @@ class LopsidedQKNorm(Check):
         unknown: list[str] = []
         for site in data.anatomy.attention:
             sides = _sides(site)
-            if sides is None or _shared(site) or not any(word in site.kernel for word in _SOFTMAX):
+            if sides is None or not _bounds(site):
                 continue
             has, lacks = sides
             if not {"q", "k"} <= site.columns.keys():
@@ -68,6 +68,16 @@ class LopsidedQKNorm(Check):
             )
         if unknown:
             yield self.skip("one operand is normed; the other could not be followed to its projection", unknown)
+
+
+def lopsided(site: AttentionSite) -> bool:
+    """Whether one of queries and keys alone is normed, and both came from known weights."""
+    return _sides(site) is not None and _bounds(site) and {"q", "k"} <= site.columns.keys()
+
+
+def _bounds(site: AttentionSite) -> bool:
+    """Whether queries and keys are two things of which a softmax is taken."""
+    return not _shared(site) and any(word in site.kernel for word in _SOFTMAX)
 
 
 def _shared(site: AttentionSite) -> bool:

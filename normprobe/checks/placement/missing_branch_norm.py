@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 from normprobe.checks.base import Check, Outcome
+from normprobe.checks.placement.counterparts import NORMED, bare, equal_blocks
 from normprobe.records import Branch, Finding, ReportData, Severity, Stream
-from normprobe.records.anatomy import LAYER_KINDS
-
-_NORMED = frozenset({"pre", "output", "sandwich"})
-_Block: TypeAlias = tuple[Branch, ...]
 
 
 @final
@@ -21,11 +18,11 @@ class MissingBranchNorm(Check):
 
     ## What it measures
 
-    The placement of every branch in blocks with the same branches, two blocks or more. Branches of attention,
-    MLP, experts or state space that read the raw stream and write to it raw, in every block, where all others
-    of the block are normed at their input or output. Learned or constant factors on such branches stand in for
-    a norm, convolutions do without one in published models, and a stream whose branches all have none is built
-    so: none of these is reported. Where one block differs from the others, that is NP206.
+    The placement of every branch in blocks with the same branches, two blocks or more. Branches of attention, MLP,
+    experts or state space that read the raw stream and write to it raw, in every block, where all others of the
+    block are normed: at their input, at their output, or by a norm on their sum. Learned or constant factors on
+    such branches stand in for a norm, convolutions do without one in published models, and a stream whose branches
+    all have none is built so: none of these is reported. Where one block differs from the others, that is NP206.
 
     ## Why it matters
 
@@ -55,35 +52,21 @@ class MissingBranchNorm(Check):
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
         for stream in data.anatomy.streams:
-            for blocks in _equal_blocks(stream):
+            for blocks in equal_blocks(stream):
                 places = list(zip(*blocks, strict=True))
-                bare = [place for place in places if all(_bare(branch) for branch in place)]
-                rest = [place for place in places if place not in bare]
-                if len(blocks) > 1 and rest and all(b.placement in _NORMED for place in rest for b in place):
-                    for place in bare:
+                raw = [place for place in places if all(bare(branch) for branch in place)]
+                rest = [place for place in places if place not in raw]
+                if len(blocks) > 1 and rest and all(b.placement in NORMED for place in rest for b in place):
+                    for place in raw:
                         yield self._found(stream, place, [branch for each in rest for branch in each])
 
-    def _found(self, stream: Stream, bare: tuple[Branch, ...], normed: list[Branch]) -> Finding:
+    def _found(self, stream: Stream, raw: tuple[Branch, ...], normed: list[Branch]) -> Finding:
         ((kind, usual), _), *_ = Counter((branch.kind, branch.placement) for branch in normed).most_common(1)
         return self.finding(
-            stream.place(bare[0]),
-            f"the {bare[0].kind} branch has no norm in any of the {len(bare)} blocks of {stream.name} that are built "
+            stream.place(raw[0]),
+            f"the {raw[0].kind} branch has no norm in any of the {len(raw)} blocks of {stream.name} that are built "
             f"like this one, and their {kind} branch has one (placement {usual})",
             value="none",
             source="Xiong et al. 2020, table 1",
-            places=[stream.place(branch) for branch in bare],
+            places=[stream.place(branch) for branch in raw],
         )
-
-
-def _bare(branch: Branch) -> bool:
-    """Whether a branch has neither norm nor a factor in its place."""
-    free = branch.branch_scale.kind == "none" and branch.skip_scale == 1.0 and branch.skip == "identity"
-    return branch.placement == "none" and branch.kind in LAYER_KINDS and free
-
-
-def _equal_blocks(stream: Stream) -> list[list[_Block]]:
-    """The blocks of a stream, those with the same kinds of branches together."""
-    found: dict[tuple[str, ...], list[_Block]] = {}
-    for block in stream.blocks():
-        found.setdefault(tuple(branch.kind for branch in block), []).append(block)
-    return list(found.values())

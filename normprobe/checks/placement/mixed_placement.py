@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 from normprobe.checks.base import Check, Outcome
+from normprobe.checks.placement.counterparts import NORMED, bare, counterparts
+from normprobe.checks.placement.lopsided_qk_norm import lopsided
 from normprobe.checks.placement.trunk_norms import POST
-from normprobe.records import Branch, Finding, ReportData, Severity, Stream
+from normprobe.records import Anatomy, Branch, Finding, ReportData, Severity, Stream
 
-_Key: TypeAlias = tuple[tuple[str, ...], int]
+_SOURCE = "the recorded data flow"
 
 
 @final
 @dataclass(frozen=True)
 class MixedPlacement(Check):
-    """Branches that stand at the same place in equal blocks have their norms in different places.
+    """Branches that stand at the same place in equal blocks have their norms in different places, or one lacks them.
 
     ## What it measures
 
-    The placement of every branch against that of its counterparts: branches of the same kind at the same
-    place in blocks with the same branches. Where most counterparts agree, those that differ are named. Blocks
-    of different kinds (attention and state space, dense and sparse) may differ; sums that are normed as a
-    whole are NP204's. The first branch may do without a norm where the stream begins with one.
+    The norms of every branch against those of its counterparts: branches of the same kind at the same place in
+    blocks with the same branches. Where most counterparts agree, those that differ are named, and so is the only
+    branch of a stream without a norm where its one counterpart has one. Blocks of different kinds (attention and
+    state space, dense and sparse) may differ; sums that are normed as a whole in a stream whose other sums are not
+    are NP204's. The first branch may do without a norm before it where the stream begins with one.
+
+    Norms inside a branch (on queries and keys, on a latent, on the inner features of an MLP) are compared as well,
+    among branches of one kind that run the same operations as often, norms apart: layers that leave out the rotary
+    embedding or share keys with others may have other norms. Where queries or keys alone lack theirs, that is
+    NP209's.
+
+    It is a warning where one single branch lacks a norm that its counterparts have, else a note.
 
     ## Why it matters
 
     A stack is built from one recipe, so one block that differs is seldom meant: a norm that one block skips
-    (its branch reads the raw stream and writes in proportion to it), an option that reaches some blocks only,
-    a conversion that mixed two layouts. A note, since hybrid recipes exist and train.
+    (its branch reads the raw stream and writes in proportion to it, or leaves the sum of a post-norm stack raw), an
+    option that reaches some blocks only, keys that a conversion dropped, a conversion that mixed two layouts.
+    Hybrid recipes exist and train.
 
     ## What to do
 
-    Compare the block that is named with its neighbours. Where it is meant, state it in the configuration.
+    Compare the block that is named with its neighbours; in a converted model look for the norm's weights among
+    those that were not loaded. Where it is meant, state it in the configuration.
 
     ## When to ignore it
 
@@ -45,22 +57,26 @@ class MixedPlacement(Check):
     None; this is a statement about the recorded data flow.
     """
 
-    code, name, severity, since = "NP206", "mixed-placement", Severity.NOTE, "0.1.0"
+    code, name, severity, since = "NP206", "mixed-placement", Severity.WARNING, "0.1.0"
 
     def check(self, data: ReportData) -> Outcome:
-        """Yield one finding for every placement that a few branches of a stream have against their counterparts."""
+        """Yield one finding for every placement that a few branches of a stream have against their counterparts, and
+        one for those that lack norms inside."""
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
         for stream in data.anatomy.streams:
-            for branches in _counterparts(stream).values():
-                yield from self._odd(stream, branches)
+            for branches in counterparts(stream):
+                yield from self._odd(stream, _compared(stream, branches))
+            yield from self._inside(stream, data.anatomy)
 
     def _odd(self, stream: Stream, branches: list[Branch]) -> Iterator[Finding]:
-        (usual, most), *others = Counter(branch.placement for branch in branches).most_common()
-        if 2 * most <= len(branches):
+        if _lone(stream, branches):
+            branches = sorted(branches, key=lambda branch: branch.placement == "none")
+        elif not _agree(branches):
             return
+        (usual, most), *others = Counter(branch.placement for branch in branches).most_common()
         for placement, count in others:
-            if placement in (*POST, "unknown") or usual in POST:
+            if placement in (*POST, "unknown"):
                 continue
             odd = [branch for branch in branches if branch.placement == placement]
             yield self.finding(
@@ -68,18 +84,61 @@ class MixedPlacement(Check):
                 f"placement {placement} of the {odd[0].kind} branch, where {most} of its {len(branches) - 1} "
                 f"counterparts in {stream.name} have {usual}{'' if count == 1 else f'; {count} branches differ so'}",
                 value=placement,
-                source="the recorded data flow",
+                source=_SOURCE,
+                severity=None if count == 1 and bare(odd[0]) and usual in NORMED else Severity.NOTE,
                 places=[stream.place(branch) for branch in odd],
             )
 
+    def _inside(self, stream: Stream, anatomy: Anatomy) -> Iterator[Finding]:
+        known = [branch for branch in stream.branches if branch.recipe is not None]
+        for recipe in dict.fromkeys((branch.kind, branch.recipe) for branch in known):
+            alike = [branch for branch in known if (branch.kind, branch.recipe) == recipe]
+            (usual, most), *_ = Counter(len(branch.inner_norms) for branch in alike).most_common()
+            odd = [branch for branch in alike if len(branch.inner_norms) < usual and not _halved(branch, anatomy)]
+            if odd and 2 * most > len(alike):
+                whole = [branch for branch in alike if len(branch.inner_norms) == usual]
+                yield self._lacking(stream, odd, whole, len(alike))
 
-def _counterparts(stream: Stream) -> dict[_Key, list[Branch]]:
-    """The branches of a stream by the kinds of their block's branches and their place among them."""
-    found: dict[_Key, list[Branch]] = {}
-    for block in stream.blocks():
-        kinds = tuple(branch.kind for branch in block)
-        for place, branch in enumerate(block):
-            entered = branch is stream.branches[0] and stream.entry_norm is not None
-            if not (entered and branch.placement == "none"):  # that norm may stand for its own
-                found.setdefault((kinds, place), []).append(branch)
-    return found
+    def _lacking(self, stream: Stream, odd: list[Branch], whole: list[Branch], count: int) -> Finding:
+        has = whole[0].inner_norms
+        named = " and ".join(has) if len(has) < 3 else f"{has[0]}, {has[1]} and {len(has) - 2} more"
+        return self.finding(
+            stream.place(odd[0]),
+            f"the {odd[0].kind} branch has {len(odd[0].inner_norms)} norms inside, where {len(whole)} of its "
+            f"{count - 1} counterparts in {stream.name} with the same operations have {len(has)} ({named})"
+            f"{'' if len(odd) == 1 else f'; {len(odd)} branches differ so'}",
+            value=float(len(odd[0].inner_norms)),
+            source=_SOURCE,
+            severity=None if len(odd) == 1 else Severity.NOTE,
+            places=[stream.place(branch) for branch in odd],
+            about="inner norms",
+        )
+
+
+def _compared(stream: Stream, branches: list[Branch]) -> list[Branch]:
+    """The branches to compare: the norm that the stream begins with may stand for the first one's own, before it."""
+    first = stream.branches[0]
+    entered = stream.entry_norm is not None and first.placement == "none"
+    if entered and all(branch.placement not in POST for branch in branches):
+        return [branch for branch in branches if branch is not first]
+    return branches
+
+
+def _agree(branches: Sequence[Branch]) -> bool:
+    """Whether more than half of the branches have their norms in one place."""
+    counts = Counter(branch.placement for branch in branches)
+    return any(2 * count > len(branches) for count in counts.values())
+
+
+def _lone(stream: Stream, branches: Sequence[Branch]) -> bool:
+    """Whether one of two counterparts is the only branch of its stream without a norm, of three branches at least."""
+    raw = [branch for branch in branches if bare(branch)]
+    rest = [branch for branch in stream.branches if not any(branch is one for one in raw)]
+    return len(branches) == 2 and len(raw) == 1 and len(rest) > 1 and all(b.placement in NORMED for b in rest)
+
+
+def _halved(branch: Branch, anatomy: Anatomy) -> bool:
+    """Whether an attention site of a branch norms only one of queries and keys."""
+    own = set(branch.parameters)
+    sites = [site for site in anatomy.attention if own & {rows.parameter for rows in site.columns.values()}]
+    return any(lopsided(site) for site in sites)

@@ -60,7 +60,6 @@ def test_what_the_others_have_is_said() -> None:
         stack(BARE, blocks=1),
         stack({}),
         stack(BARE, **BARE),
-        stack(BARE, placement="post", post_norm="n"),
         stack(BARE, placement="unknown"),
         stack({**BARE, "kind": "conv"}),
         stack({**BARE, "kind": "other"}),

@@ -111,7 +111,7 @@ def test_np206_names_the_branch_that_reads_the_stream_raw(name: str) -> None:
     assert branch.pre_norm is not None
     replace(model, branch.pre_norm, nn.Identity())
     (finding,) = found("NP206", model, inputs)
-    assert (finding.where, finding.value, finding.severity.value) == (branch.block, "none", "note")
+    assert (finding.where, finding.value, finding.severity.value) == (branch.block, "none", "warning")
     assert "placement none of the mlp branch, where 2 of its 2 counterparts" in finding.message
 
 

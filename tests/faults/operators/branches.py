@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from normprobe.records import Anatomy
 from tests.faults.edits import Twice, at, module_at, norm_at, passing, replace, uncalled
-from tests.faults.fault import Fault, Site, fault
+from tests.faults.fault import Fault, Severity, Site, fault
 from tests.faults.operators.placement import a_norm, blocks, inside
 from tests.faults.written import Form, along_features, form_of, fresh, written
+
+
+def lacking(anatomy: Anatomy, site: Site) -> Severity:
+    """A warning where the branch has no other norm and no factor in its place, and is known to be a layer."""
+    branch = site.detail[1]
+    free = branch.branch_scale.kind == "none" and branch.skip_scale == 1.0 and branch.skip == "identity"
+    whole = branch.kind not in ("conv", "other")
+    return "warning" if free and whole and branch.placement in ("pre", "post") else "note"
 
 
 def with_counterparts(anatomy: Anatomy) -> list[Site]:
@@ -30,7 +38,7 @@ def with_counterparts(anatomy: Anatomy) -> list[Site]:
     return found
 
 
-@fault("the norm before one branch replaced by the identity", "NP206", "note", with_counterparts)
+@fault("the norm before one branch replaced by the identity", "NP206", lacking, with_counterparts)
 def raw_branch(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     passing(model, site.path)
 
@@ -105,13 +113,71 @@ def called_modules(anatomy: Anatomy) -> list[Site]:
     return [Site(n.path) for n in once if n.weight is not None and n.kind != "dyt"]  # the others leave no trace
 
 
-@fault("the norm of a branch built and not called", "NP208", "warning", called_modules)
+@fault("the norm of a branch built and not called", "NP208", "warning", called_modules, also=("NP206",))
 def uncalled_norm(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     uncalled(model, site.path)
 
 
+def on_sums(anatomy: Anatomy) -> list[Site]:
+    """Norms on the sums of post-norm streams of three blocks or more, each of which is one module called once."""
+    found = []
+    for stream in anatomy.streams:
+        norms = [anatomy.norm(branch.post_norm or "") for branch in stream.branches]
+        own = all(norm is not None and norm.module and norm.executions == 1 for norm in norms)
+        alike = len({tuple(b.kind for b in stream.branches if b.block == path) for path in blocks(stream)}) == 1
+        if stream.placement == "post" and own and alike and len(blocks(stream)) > 2:
+            found += [Site(branch.post_norm or "", (stream, branch)) for branch in stream.branches]
+    return found
+
+
+@fault("the norm on one sum replaced by the identity", "NP206", lacking, on_sums)
+def raw_sum(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    passing(model, site.path)
+
+
+def beside_others(anatomy: Anatomy) -> list[Site]:
+    """Such norms, and those before branches, of streams whose blocks have several kinds of branches."""
+    found = [*on_sums(anatomy), *with_counterparts(anatomy)]
+    return [
+        site
+        for site in found
+        if lacking(anatomy, site) == "warning" and all(b.placement != "none" for b in site.detail[0].branches)
+        if len({b.kind for b in site.detail[0].branches}) > 1 and not any(b.parallel for b in site.detail[0].branches)
+    ]
+
+
+@fault("the norms of one kind of branch replaced by the identity", "NP213", "warning", beside_others)
+def raw_kind(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    stream, branch = site.detail
+    for norm in {b.post_norm or b.pre_norm for b in stream.branches if b.kind == branch.kind}:
+        passing(model, norm)
+
+
+def with_inner_norms(anatomy: Anatomy) -> list[Site]:
+    """Branches with norms inside, of which the stream has three or more with the same operations."""
+    found = []
+    for stream in anatomy.streams:
+        for branch in stream.branches:
+            norms = [anatomy.norm(path) for path in branch.inner_norms]
+            own = all(norm is not None and norm.module and norm.executions == 1 for norm in norms)
+            same = (branch.kind, branch.recipe, len(norms))
+            alike = [b for b in stream.branches if (b.kind, b.recipe, len(b.inner_norms)) == same]
+            if norms and own and len(alike) > 2:
+                found.append(Site(branch.path, branch))
+    return found
+
+
+@fault("the norms inside one branch replaced by the identity", "NP206", "warning", with_inner_norms)
+def raw_inside(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    for norm in site.detail.inner_norms:
+        passing(model, norm)
+
+
 ALL: tuple[Fault, ...] = (
     raw_branch,
+    raw_sum,
+    raw_kind,
+    raw_inside,
     norm_behind_branch,
     twice,
     twice_inline,
