@@ -19,7 +19,7 @@ _SOURCE = "the recorded data flow"
 @final
 @dataclass(frozen=True)
 class MixedPlacement(Check):
-    """Branches that stand at the same place in equal blocks have their norms in different places, or one lacks them.
+    """Counterparts in equal blocks have their norms in different places, or one of them lacks a norm.
 
     ## What it measures
 
