@@ -10,7 +10,7 @@ from tests.plain import INPUT, LAYERS, WIDTH, Pairs, Plain
 
 SLIPS = [
     ("every attention raw", "NP213", "warning", LAYERS),
-    ("one attention raw", "NP206", "note", 1),
+    ("one attention raw", "NP206", "warning", 1),
     ("one norm on the trunk", "NP204", "warning", 1),
     ("last norm too early", "NP203", "error", 1),
     ("no skip", "NP309", "warning", LAYERS),
