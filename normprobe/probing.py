@@ -139,7 +139,7 @@ def _measure_model(
 
     told = replace(wanted, loss=None if wanted.loss is None else _named(wanted.loss))
     measured, skipped = measure_level(model, inputs, reading.anatomy, told, everywhere=reading.wrote)
-    return with_blocked(measured, reading.anatomy, reading.blocked), skipped
+    return with_blocked(measured, reading.anatomy, reading.zeros), skipped
 
 
 def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:

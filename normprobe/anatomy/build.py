@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from torch import nn
@@ -41,7 +41,7 @@ from normprobe.anatomy.streams.readout import (
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.unread import unread_sums
 from normprobe.anatomy.streams.writes import Trunks, Write
-from normprobe.anatomy.weights.blocked import find_blocked
+from normprobe.anatomy.weights.blocked import Zeros, find_blocked
 from normprobe.anatomy.weights.sites import find_weights
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy, AttentionSite, Branch, NormSite, Skipped
@@ -50,13 +50,13 @@ from normprobe.records.norms import NormRole
 
 @dataclass(frozen=True)
 class Reading:
-    """The Anatomy, and what could not be read with the reason; `wrote` as in `Trace`; `blocked` are the parameters that
-    are 0 and stay so, as the values are now."""
+    """The Anatomy, and what could not be read with the reason; `wrote` as in `Trace`; `zeros` is what
+    parameters of zeros do to gradients, as the values are now."""
 
     anatomy: Anatomy
     skipped: tuple[Skipped, ...]
     wrote: bool = False
-    blocked: tuple[str, ...] = ()
+    zeros: Zeros = field(default_factory=Zeros)
 
 
 def read(model: nn.Module, trace: Trace) -> Reading:

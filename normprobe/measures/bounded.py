@@ -72,12 +72,14 @@ class Bounded:
 
 
 class BendHandler(Handler):
-    """What the non-linearity of a bounded map is given, and what it makes of it."""
+    """What the non-linearity of a bounded map is given, and what it makes of it, in units of its own limits: those of
+    `hardtanh(x, -3, 3)` are 3."""
 
     def __init__(self, seed: int, padding: Sequence[Tensor]) -> None:
         self._seed, self._padding = seed, padding
         self._seen = Elementwise(gain=None, offset=None, channels_first=False)
         self._x: Tensor | None = None
+        self._limit = 1.0
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Keep what it is given: it may write over it."""
@@ -87,11 +89,13 @@ class BendHandler(Handler):
         """Take the sample."""
         x, self._x = self._x, None
         if x is not None:
-            self._seen.add(x, output, self._seed, self._padding)
+            low, high = float(arguments.get("min_val", -1.0)), float(arguments.get("max_val", 1.0))
+            self._limit = (high - low) / 2
+            self._seen.add(x, (output - (high + low) / 2) / self._limit, self._seed, self._padding)
 
     def record(self, path: str) -> BoundedNorm | None:
         """What was seen of the norm at `path`; None where nothing was."""
-        return _measured(path, self._seen) if self._seen.count else None
+        return _measured(path, self._seen, self._limit) if self._seen.count else None
 
 
 def bend_handlers(anatomy: Anatomy, seed: int, padding: Sequence[Tensor]) -> dict[str, tuple[OpSite, BendHandler]]:
@@ -113,10 +117,11 @@ def read_bends(
     return tuple(one for one in found.values() if one is not None), skipped
 
 
-def _measured(path: str, seen: Elementwise) -> BoundedNorm:
+def _measured(path: str, seen: Elementwise, limit: float = 1.0) -> BoundedNorm:
     x, z = torch.cat(seen.inputs), torch.cat(seen.outputs)
     return BoundedNorm(
         path=path,
+        limit=limit,
         basis=Basis(unit="1", dtype=seen.dtype, count=len(x), exact=len(x) == seen.total),
         input_rms=float(x.square().mean().sqrt()),
         output_rms=float(z.square().mean().sqrt()),

@@ -1,8 +1,10 @@
-"""Outputs of one weight that hold the same numbers, and so stay the same while they get the same gradient."""
+"""Outputs of one weight, and weights of one branch, that hold the same numbers; they stay the same while they get the
+same gradient."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from normprobe.records import WeightSite
 
 _FEWEST = 4  # numbers of an output, under which two may agree by chance
 _SOME = 64  # numbers of each output that are looked at first
+_SAME = 0.01  # of the larger of two gradients: rounding differs by less, other readers by about all
 _ODD = 6364136223846793005  # factor of their marks, whose powers differ modulo 2⁶⁴
 
 
@@ -45,6 +48,39 @@ def copies(parameter: Tensor, site: WeightSite) -> int:
     return 0 if rows is None else _equal(rows.flatten(1))
 
 
+def alike(parameter: Tensor, gradient: Tensor, site: WeightSite) -> int | None:
+    """How many of the `repeated` outputs get the gradient that those get which they repeat. Two that both get nothing,
+    as behind a ReLU that is shut, are not counted; None where there are no others."""
+    rows, gradients = _matrices(parameter, site), _matrices(gradient, site)
+    if rows is None or gradients is None:
+        return None
+    found: list[bool] = []
+    for matrix, given in zip(rows, gradients, strict=True):
+        later, earlier = _repeats(matrix)
+        one, other = given[later].double(), given[earlier].double()
+        size = torch.maximum(one.norm(dim=1), other.norm(dim=1))
+        found += ((one - other).norm(dim=1) <= _SAME * size)[size > 0].tolist()
+    return sum(found) if found else None
+
+
+def copied(parameters: Mapping[str, Tensor], sites: Sequence[WeightSite]) -> dict[str, str]:
+    """The weights that hold the same numbers, not all 0, as an earlier one of `sites`, and that one."""
+    first: dict[tuple[object, ...], list[str]] = {}
+    found = {}
+    for site in sites:
+        weight = parameters[site.parameter]
+        if not weight.requires_grad or weight.numel() < _FEWEST:
+            continue
+        some = weight.detach().flatten()[:: max(1, weight.numel() // _SOME)][:_SOME]
+        held = first.setdefault((tuple(weight.shape), weight.device, *some.tolist()), [])
+        same = next((name for name in held if torch.equal(parameters[name], weight)), None)
+        if same is not None and bool(weight.any()):
+            found[site.parameter] = same
+        elif same is None:
+            held.append(site.parameter)
+    return found
+
+
 def _groups(site: WeightSite) -> float:
     """Of a convolution, how many groups of outputs read inputs of their own."""
     outputs = site.shape[site.output_axis] * math.prod(site.shape[2:])
@@ -76,6 +112,15 @@ def _equal(rows: Tensor) -> int:
         return 0
     held, counts = torch.unique(rows[likely].detach(), dim=0, return_counts=True)
     return int((counts[held.any(1)] - 1).sum())
+
+
+def _repeats(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that are the same as an earlier one and not all 0, and the first of each kind, by index."""
+    _, kinds = torch.unique(rows.detach(), dim=0, return_inverse=True)
+    order = torch.arange(len(rows), device=rows.device)
+    first = torch.full_like(order, len(rows)).scatter_reduce(0, kinds, order, "amin")[kinds]
+    later = (first < order) & rows.detach().any(1)
+    return order[later], first[later]
 
 
 def _shuffled(rows: Tensor) -> bool:

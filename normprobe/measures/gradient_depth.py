@@ -25,7 +25,8 @@ def by_depth(
     *,
     untrained: bool = False,
 ) -> dict[str, Any]:
-    """The fields `stream`, `kinds`, `last_to_first`, `slope`, `interval` and `expected` of a `GradientMeasure`.
+    """What a `GradientMeasure` says of depth: `stream`, `until`, `kinds`, `last_to_first`, `slope`, `interval` and
+    `expected`.
 
     Args:
         streams: the one with most branches is taken.
@@ -37,9 +38,10 @@ def by_depth(
     if longest is None:
         return {"last_to_first": math.nan, "slope": math.nan}
     writes = list(dict.fromkeys(branch.add for branch in longest.branches))
+    until = _until(longest)
     found: dict[str, list[_At]] = {}
     for one in branches:
-        if one.stream == longest.name and one.parameters:
+        if one.stream == longest.name and one.parameters and (until is None or one.branch <= until):
             add = longest.branches[one.branch].add
             found.setdefault(one.kind, []).append(_At(writes.index(add), one.parameter_norm))
     spans = {kind: ats[-1].write - ats[0].write for kind, ats in found.items() if len(ats) > 1}
@@ -48,7 +50,14 @@ def by_depth(
     kinds = tuple(_kinds(found, spans, law))
     ratio = _geometric_mean([kind.last_to_first for kind in kinds if kind.branches > 1])
     fit = {"last_to_first": ratio, "slope": slope, "interval": interval}
-    return {"stream": longest.name, "kinds": kinds, **fit, "expected": law}
+    return {"stream": longest.name, "until": until, "kinds": kinds, **fit, "expected": law}
+
+
+def _until(stream: Stream) -> int | None:
+    """The last branch of the first write behind which the output takes features off the stream; None where it does so
+    nowhere."""
+    tapped = next((branch.add for branch in stream.branches if branch.tapped), None)
+    return max((i for i, branch in enumerate(stream.branches) if branch.add == tapped), default=None)
 
 
 def _kinds(

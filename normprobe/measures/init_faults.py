@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
+from normprobe.anatomy.weights.blocked import Zeros
 from normprobe.measures.draws import Fit
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.records import Anatomy, Measurements, WeightSite
@@ -28,9 +28,9 @@ def misread(site: WeightSite, found: Fit) -> tuple[str, ...]:
     return tuple(name for name in recipes(drawn, found.interval, found.cut) if name in _BY_FAN)
 
 
-def with_blocked(measured: Measurements, anatomy: Anatomy, names: Sequence[str]) -> Measurements:
+def with_blocked(measured: Measurements, anatomy: Anatomy, zeros: Zeros) -> Measurements:
     """The measurements with the parameters of weights as drawn that are 0 and stay so, gathered by branch; those of no
-    branch by their module."""
+    branch by their module; and with the branches that start closed."""
     if measured.init is None or measured.init.trained:
         return measured
     places = {
@@ -40,10 +40,16 @@ def with_blocked(measured: Measurements, anatomy: Anatomy, names: Sequence[str])
         for name in branch.parameters
     }
     found: dict[tuple[str | None, int | None, str], list[str]] = {}
-    for name in names:
+    for name in zeros.stay:
         found.setdefault(places.get(name, (None, None, name.rpartition(".")[0] or ".")), []).append(name)
     blocked = tuple(
-        BlockedBranch(stream=stream, branch=index, path=path, zeros=tuple(zeros))
-        for (stream, index, path), zeros in found.items()
+        BlockedBranch(stream=stream, branch=index, path=path, zeros=tuple(held))
+        for (stream, index, path), held in found.items()
     )
-    return measured.model_copy(update={"init": measured.init.model_copy(update={"blocked": blocked})})
+    closed = tuple(
+        (stream.name, index)
+        for stream in anatomy.streams
+        for index, branch in enumerate(stream.branches)
+        if zeros.late.issuperset(branch.parameters) and branch.parameters
+    )
+    return measured.model_copy(update={"init": measured.init.model_copy(update={"blocked": blocked, "closed": closed})})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normprobe.measures.activations import second_moment
 from normprobe.measures.draws import Fit, fit
-from normprobe.measures.equal_outputs import copies, repeated, same_outputs
+from normprobe.measures.equal_outputs import copied, copies, repeated, same_outputs
 from normprobe.measures.init_faults import misread
 from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
@@ -48,6 +48,8 @@ def measure_initialisation(
     weights = tuple(_measure(w, f, () if trained else _recipes(w, f, anatomy), dtypes[w.parameter]) for w, f in fits)
     if not trained:
         facts = {w.parameter: _facts(w, f, read[w.parameter], own.get(w.parameter), seed) for w, f in fits}
+        for name, other in _copied(anatomy, [site for site, _ in fits], read).items():
+            facts[name]["copy_of"] = other
         weights = tuple(w.model_copy(update=_fitting(w, facts[w.parameter])) for w in weights)
     unread = [w.parameter for w in anatomy.weights if w.parameter not in read]
     lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
@@ -74,6 +76,19 @@ def _facts(site: WeightSite, found: Fit, parameter: Tensor, own: Tensor | None, 
         "misread": misread(site, found),
         "own": None if twin is None else (twin.std, twin.interval),
     }
+
+
+def _copied(anatomy: Anatomy, sites: Sequence[WeightSite], read: Mapping[str, Tensor]) -> dict[str, str]:
+    """Weights of experts that hold the numbers of another one of their branch, and that one."""
+    found: dict[str, str] = {}
+    branches: dict[tuple[int, int], list[WeightSite]] = {}
+    for site in sites:
+        if site.stream is not None and site.branch is not None:
+            branches.setdefault((site.stream, site.branch), []).append(site)
+    for (stream, branch), held in branches.items():
+        if anatomy.streams[stream].branches[branch].kind == "moe":
+            found |= copied(read, held)
+    return found
 
 
 def _fitting(weight: WeightMeasure, facts: dict[str, Any]) -> dict[str, Any]:

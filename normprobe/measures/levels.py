@@ -15,6 +15,7 @@ from normprobe.measures.gradients import measure_gradients
 from normprobe.measures.optimizer import measure_optimizer, trained
 from normprobe.measures.repeats import Repeats
 from normprobe.measures.settings import Wanted
+from normprobe.measures.twins import Twins
 from normprobe.records import Anatomy, Measurements, Skipped
 
 
@@ -48,10 +49,17 @@ def measure_level(
 def _backward(
     model: nn.Module, inputs: Inputs, anatomy: Anatomy, wanted: Wanted, measured: Measurements
 ) -> tuple[Measurements, tuple[Skipped, ...]]:
-    """With gradients, and with what the optimiser makes of those of gains and offsets."""
+    """With gradients, what the optimiser makes of those of gains and offsets, and whether outputs that are the same get
+    the same ones."""
     optimizer = wanted.optimizer if isinstance(wanted.optimizer, Optimizer) else None
     gains = frozenset[str]() if optimizer is None else trained(model, anatomy)
     held: dict[str, Tensor] = {}
+    twins = Twins(model, anatomy, measured.init)
+
+    def seen(name: str, gradient: Tensor) -> None:
+        twins.seen(name, gradient)
+        held.update({name: gradient} if name in gains else {})
+
     gradients, skipped = measure_gradients(
         model,
         inputs,
@@ -60,7 +68,7 @@ def _backward(
         wanted.lr,
         measured.residual,
         untrained=measured.init is not None and measured.init.trained is False,
-        seen=lambda name, gradient: held.update({name: gradient} if name in gains else {}),
+        seen=seen,
     )
     known = None if optimizer is None else measure_optimizer(model, anatomy, optimizer, held)
-    return measured.model_copy(update={"gradients": gradients, "optimizer": known}), skipped
+    return measured.model_copy(update={"gradients": gradients, "optimizer": known, "init": twins.record()}), skipped

@@ -80,6 +80,8 @@ class Branch(Record):
         add: where the add happens, `trunk` (0 or 1) says which operand is the trunk.
         apart: whether trunk and write come to that operation as operands of their own; false where it computes them
             itself, as in an interpolation or in a sum over a stack.
+        tapped: whether the output takes features off the stream behind this add, as others follow: a way to it passes
+            none of these. Not told where several trunks run side by side.
         feature_axis: the axis of the features in the sum (-1, or 1 for channels-first maps); None where it could not
             be told: nothing is measured there.
     """
@@ -105,6 +107,7 @@ class Branch(Record):
     add: OpSite
     trunk: Literal[0, 1] = 0
     apart: bool = True
+    tapped: bool = False
     feature_axis: int | None = -1
 
 

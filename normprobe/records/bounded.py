@@ -11,6 +11,7 @@ class BoundedNorm(Record):
 
     Attributes:
         path: as in the Anatomy.
+        limit: how far what it makes, without gain and offset, goes to either side: z is in units of it.
         basis: of the sampled elements of what it was given, over all executions, without padding.
         input_rms: of these elements; of a norm that is no module what its non-linearity is given, alpha · x.
         output_rms: of their z: near 1 where most are at a limit, near 0 where tanh(alpha · x) is alpha · x.
@@ -18,6 +19,7 @@ class BoundedNorm(Record):
     """
 
     path: str
+    limit: float = 1.0
     basis: Basis
     input_rms: float
     output_rms: float

@@ -78,7 +78,10 @@ class GradientMeasure(Record):
     """Gradients of `loss` by depth.
 
     Attributes:
-        stream: the stream with most branches, which the next five are of; None where there is none.
+        stream: the stream with most branches, which the next six are of; None where there is none.
+        until: the last of its branches that is compared, by index: the first behind whose add the output takes features
+            off the stream. There the gradient comes in from the side, so that later ones say nothing of the way. None
+            where all are.
         kinds: its branches with parameters, by kind.
         last_to_first: geometric mean of the ratios of its kinds that have two branches or more; NaN where none has.
         slope: of ln norm, a write: least squares with one slope for all kinds and a level for each. NaN where no kind
@@ -97,6 +100,7 @@ class GradientMeasure(Record):
     basis: Basis
     branches: tuple[BranchGradient, ...]
     stream: str | None = None
+    until: int | None = None
     kinds: tuple[KindGradients, ...] = ()
     last_to_first: float
     slope: float
@@ -106,3 +110,8 @@ class GradientMeasure(Record):
     lr: float | None = None
     first_non_finite: NonFinite | None = None
     non_finite_parameters: tuple[str, ...] = ()
+
+    def compared(self) -> tuple[BranchGradient, ...]:
+        """The branches of `stream` up to `until`."""
+        end = len(self.branches) if self.until is None else self.until
+        return tuple(b for b in self.branches if b.stream == self.stream and b.branch <= end)

@@ -31,7 +31,10 @@ class WeightMeasure(Record):
         same_outputs: whether all outputs of the product are the same, with weights that are not 0 and get a gradient.
         repeated: how many outputs hold the same numbers, not all 0, as an earlier one that reads the same inputs; of
             weights that get a gradient.
+        alike: how many of these get the same gradient as the output that they repeat; None where no gradient was taken,
+            or all are 0.
         copies: of several matrices in one parameter (`experts`), how many are the same as an earlier one.
+        copy_of: an earlier weight of the same branch of experts that holds the same numbers; None where there is none.
         misread: names of the recipes by fan_in that fit only with another count than that of the summed inputs: with
             fan_out, or with what torch's initialisers take for fan_in from the shape. Empty where any of `recipes` but
             Kaiming's by fan_out fits.
@@ -53,7 +56,9 @@ class WeightMeasure(Record):
     recipes: tuple[str, ...]
     same_outputs: bool = False
     repeated: int = 0
+    alike: int | None = None
     copies: int = 0
+    copy_of: str | None = None
     misread: tuple[str, ...] = ()
     own: tuple[float, tuple[float, float]] | None = None
     basis: Basis
@@ -102,6 +107,8 @@ class Initialisation(Record):
             to tell that they have none; None without such a weight.
         evidence: what `trained` was read from.
         blocked: branches whose weights get no gradient; looked for where the weights do not look trained.
+        closed: branches that get no gradient before zeros elsewhere have moved, which do get one (a gate that another
+            input makes, from weights of zeros): the stream, and the index of the branch there.
         own_reason: why no fresh instance of the model's class was built; empty where one was, or where the class does
             not say what it is built with.
         writes: how many branches write to each stream: the N of 1/√N, 1/√(2L) for L layers of two branches.
@@ -111,6 +118,7 @@ class Initialisation(Record):
     drawn: float | None = None
     evidence: tuple[str, ...]
     blocked: tuple[BlockedBranch, ...] = ()
+    closed: tuple[tuple[str, int], ...] = ()
     own_reason: str = ""
     writes: tuple[int, ...]
     roles: tuple[RoleMeasure, ...]

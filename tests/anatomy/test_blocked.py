@@ -138,7 +138,7 @@ def zeroed(model: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def blocked(model: nn.Module, x: Tensor) -> set[str]:
-    return set(read(model, record(model, x)).blocked)
+    return set(read(model, record(model, x)).zeros.stay)
 
 
 BRANCHES = ["attention", "written", "gated", "offset", "rectified", "lifted", "batched", "experts"]

@@ -62,6 +62,7 @@ class Written(nn.Module):
             "place": lambda: (self.alpha * x).tanh_() * self.w,
             "addcmul": lambda: torch.addcmul(self.b, self.w, torch.tanh(x * self.alpha)),
             "hard": lambda: nn.functional.hardtanh(self.alpha * x) * self.w,
+            "wide": lambda: nn.functional.hardtanh(self.alpha * x, -3.0, 3.0) * self.w,
             "quotient": lambda: self.w * (self.alpha * x / (1 + (self.alpha * x).abs())),
         }[self.form]()
         return x + self.out(bent)
@@ -80,6 +81,23 @@ def test_maps_that_are_written_out_are_seen_at_their_bend(form: str, alpha: floa
     assert found.input_rms == pytest.approx(float(given.square().mean().sqrt()), rel=1e-5)
     assert found.output_rms == pytest.approx(float(z.square().mean().sqrt()), rel=1e-5)
     assert found.saturated == pytest.approx(float((z.abs() > 0.99).double().mean()))
+
+
+def test_a_map_with_other_limits_is_measured_by_these() -> None:
+    """Most of what hardtanh(x, -3, 3) is given here lies between 1 and 3, where nothing is at a limit."""
+    torch.manual_seed(0)
+    model, x = Written("wide", 3.0).eval(), inputs()
+    (found,) = measured(model, x)
+    with torch.no_grad():
+        z = (3.0 * model.fc(x)).clamp(-3, 3) / 3
+    assert found.limit == 3.0
+    assert found.output_rms == pytest.approx(float(z.square().mean().sqrt()), rel=1e-5)
+    assert found.saturated == pytest.approx(float((z.abs() > 0.99).double().mean()))
+    assert found.saturated < 0.2 < float((z.abs() > 0.99 / 3).double().mean())
+    assert not [f for f in normprobe.probe(model, x).findings if f.code == "NP802"]
+    low = Written("wide", 1e-3).eval()
+    (straight,) = [f for f in normprobe.probe(low, x).findings if f.code == "NP802"]
+    assert "it is the straight line 1 · x" in straight.message
 
 
 def test_what_is_bent_by_several_operations_in_a_forward_is_skipped() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import normprobe
-from normprobe.measures.equal_outputs import copies, repeated, same_outputs
+from normprobe.measures.equal_outputs import alike, copied, copies, repeated, same_outputs
 from normprobe.records import OpSite, WeightSite
+from tests.models import WIDTH
 
 
 def site(weight: Tensor, kind: Any = "linear", axis: int = 0, fan_in: int | None = None, groups: int = 1) -> WeightSite:
@@ -82,13 +84,92 @@ def test_experts_are_matrices_of_their_own() -> None:
     assert copies(nn.Parameter(weight[0].detach()), site(weight[0])) == 0
 
 
-def test_on_a_model() -> None:
+def test_gradients_of_copied_rows_are_compared_row_by_row() -> None:
+    weight = nn.Parameter(drawn(4, 16).detach()[[0, 1, 0, 1]])
+    gradient = drawn(4, 16).detach()
+    assert alike(weight, gradient, site(weight)) == 0
+    gradient[2] = gradient[0] * 1.001  # rounding
+    assert alike(weight, gradient, site(weight)) == 1
+    gradient[3] = gradient[1] * 1.1
+    assert alike(weight, gradient, site(weight)) == 1
+    turned = nn.Parameter(weight.detach().T.contiguous())
+    assert alike(turned, gradient.T.contiguous(), site(turned, axis=1)) == 1
+    gradient[3] = 0.0
+    assert alike(weight, gradient, site(weight)) == 1
+    gradient[1] = 0.0
+    assert alike(weight, gradient, site(weight)) == 1
+    assert alike(weight, torch.zeros(4, 16), site(weight)) is None
+    assert alike(drawn(4, 16), gradient, site(weight)) is None
+
+
+def test_weights_that_are_copies_are_named_with_the_first() -> None:
+    one, other = drawn(4, 6), nn.Parameter(torch.zeros(4, 6))
+    late = nn.Parameter(one.detach().clone())
+    late.data[3, 5] += 1.0
+    held = {"a": one, "b": nn.Parameter(one.detach().clone()), "c": other, "d": nn.Parameter(other.detach()), "e": late}
+    sites = [site(weight).model_copy(update={"parameter": name}) for name, weight in held.items()]
+    assert copied(held, sites) == {"b": "a"}
+
+
+class Experts(nn.Module):
+    """Tokens go to one of several modules each."""
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, count, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 48), nn.GELU(), nn.Linear(48, WIDTH)) for _ in range(count)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        share, chosen = self.gate(tokens).softmax(-1).max(-1)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            out.index_add_(0, rows, expert(tokens[rows]) * share[rows, None])
+        return out.view_as(x)
+
+
+class Routed(nn.Module):
+    """Two pre-norm blocks of experts, with a final norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.blocks, self.head = nn.ModuleList(Experts() for _ in range(2)), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, block in zip(self.norms, self.blocks, strict=False):
+            x = x + block(norm(x))
+        return self.head(self.norms[2](x))
+
+
+def test_experts_in_modules_of_their_own() -> None:
+    model, x = Routed().eval(), torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(1))
+    assert [f for f in normprobe.probe(model, x).findings if f.code == "NP605"] == []
+    model.blocks[1].experts[2].load_state_dict(model.blocks[1].experts[0].state_dict())
+    (found,) = [f for f in normprobe.probe(model, x).findings if f.code == "NP605"]
+    assert (found.severity.value, found.places) == (
+        "note",
+        ("blocks.1.experts.2.0.weight", "blocks.1.experts.2.2.weight"),
+    )
+
+
+@pytest.mark.parametrize(("mirrored", "alike_", "severity"), [(False, 0, "note"), (True, 64, "warning")])
+def test_on_a_model(mirrored: bool, alike_: int, severity: str) -> None:
+    """Copied outputs part where different weights read them, and stay where those are copies too."""
     torch.manual_seed(0)
-    first = nn.Linear(32, 128)
-    model = nn.Sequential(first, nn.GELU(), nn.Linear(128, 32)).eval()
-    first.weight.data[64:] = first.weight.data[:64]
-    report = normprobe.probe(model, torch.randn(4, 32))
-    assert report.init is not None
-    assert [w.repeated for w in report.init.weights] == [64, 0]
-    (found,) = [f for f in report.findings if f.code == "NP605"]
-    assert (found.severity.value, found.value, found.where) == ("warning", 0.5, "0.weight")
+    first, second = nn.Linear(32, 128), nn.Linear(128, 32)
+    model = nn.Sequential(first, nn.GELU(), second).eval()
+    first.weight.data[64:], first.bias.data[64:] = first.weight.data[:64], first.bias.data[:64]
+    if mirrored:
+        second.weight.data[:, 64:] = second.weight.data[:, :64]
+    for level, known in (("forward", None), ("backward", alike_)):
+        report = normprobe.probe(model, torch.randn(4, 32), level=level)
+        assert report.init is not None
+        assert [(w.repeated, w.alike) for w in report.init.weights] == [(64, known), (0, None)]
+        (found,) = [f for f in report.findings if f.code == "NP605"]
+        assert (found.value, found.where) == (0.5, "0.weight")
+        assert found.severity.value == (severity if level == "backward" else "note")

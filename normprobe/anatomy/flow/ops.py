@@ -32,7 +32,7 @@ class Role(Enum):
 
 
 SAMPLERS = frozenset({"aten.grid_sampler_2d", "aten.grid_sampler_3d"})
-CAPS = frozenset(f"aten.{n}" for n in ("tanh", "tanh_", "hardtanh", "hardtanh_"))  # 1 at most, and slope 1 at 0
+CAPS = frozenset(f"aten.{n}" for n in ("tanh", "tanh_", "hardtanh", "hardtanh_"))  # bounded, and slope 1 at 0
 LIGHT = frozenset({Role.MOVE, Role.SCALE, Role.SHIFT})
 WEIGHTY = frozenset({Role.ATTENTION, Role.SOFTMAX, Role.MATMUL, Role.HEAVY})
 

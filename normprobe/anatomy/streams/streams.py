@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,12 +19,14 @@ from normprobe.anatomy.streams.branches import Reading, branch_records, norm_pat
 from normprobe.anatomy.streams.features import feature_axes
 from normprobe.anatomy.streams.raw_heads import raw_heads
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
+from normprobe.anatomy.streams.taps import taps
 from normprobe.anatomy.streams.topology import topology
 from normprobe.anatomy.streams.writes import Trunks, Write
 from normprobe.records import Branch, NormSite, RawEnd, Stream
-from normprobe.records.anatomy import Placement
+from normprobe.records.anatomy import Placement, Topology
 
 _HELD = "norms on its sums hold the stream down, but for what is written behind the last of them"
+_BESIDE: frozenset[Topology] = frozenset({"parallel_streams", "reversible"})
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
 
@@ -114,20 +116,33 @@ def read_stream(
     ahead = _ahead(branches)
     multiplier, entry_norms, own = _entry(flow, chain[0].source, ahead, norms)
     axes = feature_axes(flow, readings, norms)
+    path = topology(flow, chain, trunks)
     record = Stream(
         name=stream_name([b.block for b in branches]),
-        depth=len(branches),
         **_widths(flow, readings, axes),
         **_summary(branches),
         entry_norm=norm_path(entry_norms, norms),
         **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
-        **topology(flow, chain, trunks),
+        **path,
         **_raw(flow, readings, out, head),
         input_multiplier=multiplier,
         source=_table(flow, chain[0].source),
-        branches=tuple(b.model_copy(update={"feature_axis": a}) for b, a in zip(branches, axes, strict=True)),
+        branches=tuple(_placed(branches, readings, axes, _taps(flow, chain, head, path))),
     )
     return ReadStream(record, tuple(readings), own, ahead)
+
+
+def _taps(flow: Flow, chain: Sequence[Write], head: HeadWay, path: dict[str, Any]) -> Collection[int]:
+    """The adds behind which features are taken off; of trunks side by side each goes past the adds of the others."""
+    return () if path["topology"] in _BESIDE else taps(flow, chain, head.value, head.ancestors)
+
+
+def _placed(
+    branches: Sequence[Branch], readings: Sequence[Reading], axes: Sequence[int | None], tapped: Collection[int]
+) -> Iterator[Branch]:
+    """The branches with the axes of their features, and whether these are taken off behind them."""
+    for branch, reading, axis in zip(branches, readings, axes, strict=True):
+        yield branch.model_copy(update={"feature_axis": axis, "tapped": reading.write.step.id in tapped})
 
 
 def _ahead(branches: Sequence[Branch]) -> bool:
@@ -169,7 +184,7 @@ def _widths(flow: Flow, readings: Sequence[Reading], axes: Sequence[int | None])
 def _summary(branches: Sequence[Branch]) -> dict[str, Any]:
     kinds = {b.placement for b in branches}
     placement = kinds.pop() if len(kinds) == 1 else "mixed"
-    return {"placement": placement, "parallel": any(b.parallel for b in branches)}
+    return {"depth": len(branches), "placement": placement, "parallel": any(b.parallel for b in branches)}
 
 
 def _unread(readings: Sequence[Reading], head: HeadWay) -> str:

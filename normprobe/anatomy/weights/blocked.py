@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,18 @@ _FILLING = frozenset(f"aten.{n}" for n in ("masked_fill", "masked_fill_", "fill"
 _FROM_ZERO = frozenset({"layernorm", "rmsnorm", "l2norm", "scalenorm", "groupnorm", "instancenorm", "dyt"})
 
 
-def find_blocked(model: nn.Module, flow: Flow, norms: Sequence[NormSite]) -> tuple[str, ...]:
-    """The weights, factors and gains that are nothing but zeros and never get a gradient, as others are 0 as well.
+@dataclass(frozen=True)
+class Zeros:
+    """What parameters of zeros keep gradients from: `stay` are 0 themselves and never get one, `late` get none before
+    zeros elsewhere have moved."""
+
+    stay: tuple[str, ...] = ()
+    late: frozenset[str] = frozenset()
+
+
+def find_blocked(model: nn.Module, flow: Flow, norms: Sequence[NormSite]) -> Zeros:
+    """The weights, factors and gains that are nothing but zeros and never get a gradient, as others are 0 as well; and
+    the parameters that get one later.
 
     By the product rule a factor has a gradient only where all others are not 0. What has one moves away from 0; then
     the next ones have one, until nothing new moves. What an operation does that is not known counts as a way for the
@@ -31,17 +42,18 @@ def find_blocked(model: nn.Module, flow: Flow, norms: Sequence[NormSite]) -> tup
         norms: numbered as the groups of the flow are.
     """
     zeros = {name: parameter for name, parameter in model.named_parameters() if _zero(parameter)}
+    if not zeros:
+        return Zeros()
     left = frozenset(zeros)
-    while left:
-        moving = left & Gradients(flow, norms, left).reached() & {n for n, p in zeros.items() if p.requires_grad}
-        if not moving:
-            break
+    first = last = Gradients(flow, norms, left).reached()
+    while moving := left & last & {n for n, p in zeros.items() if p.requires_grad}:
         left -= moving
+        last = Gradients(flow, norms, left).reached()
     learning = {name for name in left if zeros[name].requires_grad}
     if learning:
         free = Gradients(flow, norms, frozenset())
         learning &= free.reached() & free.multiplied()
-    return tuple(name for name in zeros if name in learning)
+    return Zeros(tuple(name for name in zeros if name in learning), last - first)
 
 
 def _zero(parameter: Tensor) -> bool:

@@ -34,9 +34,3 @@ class BatchNormCheck(Check):
     @abstractmethod
     def judge(self, found: BatchNormMeasure, data: ReportData) -> Outcome:
         """Yield what is wrong with the batch norms that were measured."""
-
-
-def untrained(data: ReportData) -> bool:
-    """Whether the weights look as they were drawn."""
-    init = data.measurements.init
-    return init is not None and init.trained is False

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck, untrained
+from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck
+from normprobe.checks.norms.gains import looks_drawn
 from normprobe.records import Finding, ReportData, Severity
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite
 
@@ -92,7 +93,7 @@ class StaleStatistics(BatchNormCheck):
             )
         if init is not None and init.trained:
             return self._found(site, Severity.WARNING, f"{said}, although the weights look trained", "default", "start")
-        if untrained(data) or not self._differs(site):
+        if looks_drawn(data) or not self._differs(site):
             return []
         return self._found(
             site, Severity.WARNING, f"{said}, which this batch does not fit{_distance(site)}", "default", "start"
@@ -106,7 +107,7 @@ class StaleStatistics(BatchNormCheck):
             share = number(100 * site.initial_share)
             message = f"after {site.tracked} batches the values at the start still make {share} % of the statistics"
             yield self._note(site, message, site.initial_share, "max_start", "share of the start")
-        fresh = site.default and untrained(data)
+        fresh = site.default and looks_drawn(data)
         if not fresh and site.kept is not None and self._differs(site):
             message = f"the batch does not fit the stored statistics{_distance(site)}"
             yield self._note(site, message, site.kept.divergence, "max_divergence", "this batch")

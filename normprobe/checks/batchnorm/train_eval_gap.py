@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck, untrained
+from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck
+from normprobe.checks.norms.gains import looks_drawn
 from normprobe.records import ReportData, Severity
 from normprobe.records.batchnorm import BatchNormMeasure
 
@@ -70,5 +71,5 @@ class TrainEvalGap(BatchNormCheck):
                 f"outputs in train and in eval mode differ by {number(100 * gap)} % of their norm{most}",
                 value=gap,
                 against="max_gap",
-                severity=Severity.NOTE if untrained(data) else Severity.WARNING,
+                severity=Severity.NOTE if looks_drawn(data) else Severity.WARNING,
             )

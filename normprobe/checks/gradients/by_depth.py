@@ -34,8 +34,9 @@ class Way:
 
 def way_back(gradients: GradientMeasure) -> Way | None:
     """Along the stream with most branches, else through the layers of a model without a stream; None where nothing
-    reached both ends, or what did is not finite (which NP504 tells)."""
-    rows = [(b.path, b.activation_rms) for b in gradients.branches if b.stream == gradients.stream]
+    reached both ends, or what did is not finite (which NP504 tells). Where features are taken off the stream, along it
+    up to the first place of these."""
+    rows = [(b.path, b.activation_rms) for b in gradients.compared()]
     what = "at the adds of the stream"
     if not rows:
         rows = [(layer.parameter, layer.output_norm) for layer in gradients.layers]
@@ -55,6 +56,13 @@ def severity(data: ReportData) -> Severity:
     return Severity.NOTE if fresh or (init is not None and init.trained) else Severity.WARNING
 
 
+def tapped(gradients: GradientMeasure) -> str:
+    """Why a way is too short to compare; empty where it ends with the stream."""
+    if gradients.until is None:
+        return ""
+    return f"the output takes features off the stream behind {gradients.compared()[-1].path}: later ones tell nothing"
+
+
 @dataclass(frozen=True)
 class WayCheck(Check):
     """Base of a check of how far a gradient goes on its way back."""
@@ -66,7 +74,8 @@ class WayCheck(Check):
         if gradients is None:
             yield self.skip("no gradients were measured")
         elif way is None:
-            yield self.skip("no finite gradient reached two places of a stream or layers")
+            short = tapped(gradients) if len(gradients.compared()) < 2 else ""
+            yield self.skip(short or "no finite gradient reached two places of a stream or layers")
         else:
             yield from self.judge(way, severity(data))
 

@@ -20,6 +20,8 @@ class ExplodingGradient(WayCheck):
     The RMS of the gradient that reaches the first add of the longest stream, over that at the last one; in a
     model without a stream the L2 norm of the gradient by the output of the first layer over that of the last.
     A finding where it exceeds the limit.
+    Where the output takes features off the stream (a pyramid, a U-Net), the gradient comes in from the side there,
+    and the last add that counts is the first of these.
 
     ## Why it matters
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome, Unit, limit, number
-from normprobe.checks.gradients.by_depth import NEEDS, severity
+from normprobe.checks.gradients.by_depth import NEEDS, severity, tapped
 from normprobe.records import Finding, GradientMeasure, ReportData, Severity, Skipped
 
 
@@ -24,7 +24,8 @@ class GradientImbalance(Check):
     the limit in either direction and the 95 % interval of the slope does not hold 0. The closed form for the
     placement stands beside it: a constant for Pre-LN, a slope of ½ ln(1 + r²) a branch for Post-LN with branches
     of RMS r. Where the gradient itself vanishes or explodes on its way, and NP502 or NP503 are heard, they say so
-    instead.
+    instead. Where the output takes features off the stream on its way (a pyramid, a U-Net), branches up to the first
+    such place are compared.
 
     ## Why it matters
 
@@ -73,14 +74,16 @@ class GradientImbalance(Check):
 
     def _unfit(self, gradients: GradientMeasure) -> Skipped:
         """Why there is no line with an interval."""
-        held = [b for b in gradients.branches if b.stream == gradients.stream and b.parameters]
+        held = [b for b in gradients.compared() if b.parameters]
         if not held:
             return self.skip("no branch of a residual stream has parameters: layers in a row are not compared")
         if lost := [b.path for b in held if not math.isfinite(b.parameter_norm)]:
             return self.skip("a gradient is not finite (NP504)", lost)
         if idle := [b.path for b in held if b.parameter_norm == 0]:
             return self.skip("the gradient of a branch is 0, and has no logarithm", idle)
-        return self.skip("there are too few branches of one kind for an interval of the slope")
+        few = "there are too few branches of one kind for an interval of the slope"
+        short = tapped(gradients)
+        return self.skip(f"{few}: {short}" if short else few)
 
     def _found(
         self,
@@ -91,7 +94,7 @@ class GradientImbalance(Check):
         severity: Severity,
     ) -> Finding:
         rising = gradients.slope > 0
-        norms = [b for b in gradients.branches if b.stream == gradients.stream and b.parameters]
+        norms = [b for b in gradients.compared() if b.parameters]
         sure = f"slope {number(gradients.slope)}, 95 % between {number(interval[0])} and {number(interval[1])}"
         law = gradients.expected
         form = "" if law is None else f"; the closed form for this placement has the slope {number(law.slope)}"

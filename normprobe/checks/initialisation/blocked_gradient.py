@@ -26,7 +26,8 @@ class BlockedGradient(DrawnCheck):
     read off the data flow of a model that is not trained: the values and the output of an attention, both factors
     of a gated MLP, the readers and the writers of a branch, a factor or a gain and the weights behind it. Biases
     count where they would let a gradient through; parameters that need no gradient are not named. And, as a
-    warning where gradients were taken, branches none of whose parameters has one though one reaches their add.
+    warning where gradients were taken, branches none of whose parameters has one though one reaches their add, but for
+    those that start closed by a factor of 0 which gets one itself (a gate that another input makes).
 
     ## Why it matters
 
@@ -66,7 +67,7 @@ class BlockedGradient(DrawnCheck):
                 places=[path for path, _ in places],
                 about="factors",
             )
-        known = {(blocked.stream, blocked.branch) for blocked in init.blocked}
+        known = {(blocked.stream, blocked.branch) for blocked in init.blocked} | set(init.closed)
         gradients = data.measurements.gradients
         idle = [
             branch.path

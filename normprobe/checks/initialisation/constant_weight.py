@@ -10,6 +10,8 @@ from normprobe.checks.base import Outcome, Unit, limit
 from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
 from normprobe.records import Finding, Initialisation, ReportData, Severity, WeightMeasure
 
+_ONE_LAYER = ", as experts that start from one layer"
+
 
 @final
 @dataclass(frozen=True)
@@ -22,8 +24,11 @@ class ConstantWeight(DrawnCheck):
     another that reads the same inputs. All of them, one constant or one row many times, or a part: a block that was
     filled with one number, or copied. Weights of nothing but zeros are not meant: they start a branch at nothing on
     purpose, and NP606 says where that blocks learning. Nor are readouts, of which a part may be the same since each
-    output has a target of its own, and kernels before a pixel shuffle. A note where experts in one parameter are
-    copies of each other, which is how a dense model is made into one of experts.
+    output has a target of its own, and kernels before a pixel shuffle.
+
+    Where gradients were taken, those of equal outputs are compared: a part of the outputs is a warning where they are
+    equal too, and a note where they differ, as those of copied outputs that different weights read, or were not taken.
+    A note where experts of one branch are copies of each other, which is how a dense model is made into one of experts.
 
     ## Why it matters
 
@@ -55,38 +60,54 @@ class ConstantWeight(DrawnCheck):
     )
 
     def judge(self, init: Initialisation, data: ReportData) -> Outcome:
-        """Yield one finding for all weights with equal outputs, one for all with some, and one for all experts."""
+        """Yield one finding for all weights with equal outputs, those with some, and all experts."""
+        outputs = {site.parameter: math.prod(site.shape) // site.fan_in for site in data.anatomy.weights if site.fan_in}
         whole = [weight for weight in init.weights if weight.same_outputs]
         if whole:
             every = f"the constant {whole[0].mean:.4g}" if whole[0].distribution == "constant" else "one row many times"
-            text = f"all its outputs are the same ({every}), and so are their gradients"
+            text = f"all its outputs are the same ({every}){_gradients(whole[0], data)}"
             yield self._found(whole, text, whole[0].distribution)
-        yield from self._part([w for w in init.weights if w not in whole and "head" not in w.roles], data)
-        copied = [weight for weight in init.weights if weight.copies]
-        if copied:
-            text = (
-                f"{copied[0].copies} of the matrices in it are copies of another, as experts that start from one layer"
-            )
-            yield self._found(copied, text, copied[0].copies, Severity.NOTE)
+        part = [w for w in init.weights if w not in whole and "head" not in w.roles and w.parameter in outputs]
+        shares = {w.parameter: (w.alike or 0) / outputs[w.parameter] for w in part if w.repeated}
+        stay = [w for w in part if self.exceeds(shares.get(w.parameter, 0.0), self.max_share)]
+        yield from self._part(stay, shares, outputs, data)
+        more = {w.parameter: w.repeated / outputs[w.parameter] for w in part if w.repeated and w not in stay}
+        others = [w for w in part if self.exceeds(more.get(w.parameter, 0.0), self.max_share)]
+        yield from self._part(others, more, outputs, data, Severity.NOTE)
+        yield from self._experts(init)
 
-    def _part(self, weights: list[WeightMeasure], data: ReportData) -> Outcome:
+    def _part(
+        self,
+        found: list[WeightMeasure],
+        shares: dict[str, float],
+        outputs: dict[str, int],
+        data: ReportData,
+        severity: Severity | None = None,
+    ) -> Outcome:
         """One finding for all weights of which some outputs are the same."""
-        held = {weight.parameter for weight in weights if weight.repeated}
-        sites = [site for site in data.anatomy.weights if site.parameter in held and site.fan_in]
-        outputs = {site.parameter: math.prod(site.shape) // site.fan_in for site in sites}
-        shares = {w.parameter: w.repeated / outputs[w.parameter] for w in weights if w.parameter in outputs}
-        found = [w for w in weights if self.exceeds(shares.get(w.parameter, 0.0), self.max_share)]
         if found:
             worst = max(found, key=lambda weight: shares[weight.parameter])
+            count = worst.repeated if severity else worst.alike
             yield self.finding(
                 worst.parameter,
-                f"{worst.repeated} of its {outputs[worst.parameter]} outputs are the same as another, and so are their "
-                "gradients",
+                f"{count} of its {outputs[worst.parameter]} outputs are the same as another{_gradients(worst, data)}",
                 value=shares[worst.parameter],
                 against="max_share",
                 about="part",
+                severity=severity,
                 places=[weight.parameter for weight in found],
             )
+
+    def _experts(self, init: Initialisation) -> Outcome:
+        """One note for all experts that are copies, in one parameter or in modules of their own."""
+        inside = [weight for weight in init.weights if weight.copies]
+        apart = [weight for weight in init.weights if weight.copy_of is not None]
+        if inside:
+            text = f"{inside[0].copies} of the matrices in it are copies of another{_ONE_LAYER}"
+            yield self._found(inside, text, inside[0].copies, Severity.NOTE)
+        if apart:
+            text = f"it is a copy of {apart[0].copy_of}{_ONE_LAYER}; {len(apart)} weights are copies"
+            yield self._found(apart, text, len(apart), Severity.NOTE)
 
     def _found(
         self, weights: list[WeightMeasure], text: str, value: float | str, severity: Severity | None = None
@@ -100,3 +121,12 @@ class ConstantWeight(DrawnCheck):
             about="experts" if severity else "",
             places=[weight.parameter for weight in weights],
         )
+
+
+def _gradients(weight: WeightMeasure, data: ReportData) -> str:
+    """What is known of the gradients of outputs that are the same."""
+    if weight.alike is None:
+        return "" if data.level == "backward" else "; gradients (--backward) tell whether they stay so"
+    if weight.alike:
+        return ", and so are their gradients"
+    return "; their gradients differ, so that they part in training"

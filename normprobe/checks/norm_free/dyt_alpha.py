@@ -19,9 +19,9 @@ class DytAlpha(Check):
     ## What it measures
 
     For Dynamic Tanh, γ · tanh(α · x) + β, and other bounded maps in the place of a norm: the outputs z = tanh(α · x)
-    of what the model gave to each, gain and offset taken off. A warning: most of them are at a limit (|z| above
-    0.99), or their RMS is so small that nothing bends. A note: an RMS that is small, but not that small. An error:
-    all are 0.
+    of what the model gave to each, gain and offset taken off; of a map with other limits than 1, in units of these. A
+    warning: most of them are at a limit (|z| above 0.99), or their RMS is so small that nothing bends. A note: an RMS
+    that is small, but not that small. An error: all are 0.
 
     ## Why it matters
 
@@ -101,9 +101,10 @@ class DytAlpha(Check):
     def _straight(self, found: Sequence[BoundedNorm], count: int, against: str, severity: Severity) -> Outcome:
         if found:
             worst = min(found, key=lambda one: one.output_rms)
+            slope = worst.limit * worst.output_rms / worst.input_rms
             yield self.finding(
                 worst.path,
-                f"it is the straight line {number(worst.output_rms / worst.input_rms)} · x on inputs of RMS "
+                f"it is the straight line {number(slope)} · x on inputs of RMS "
                 f"{number(worst.input_rms)}, which reach {number(worst.output_rms)} of its limit: nothing holds their "
                 f"scale; {len(found)} of {count} such norms are below the limit",
                 value=worst.output_rms,

@@ -13,9 +13,12 @@ from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite
 from normprobe.records.init import Initialisation
 from tests.checks import builders as b
 
+DRAWN = {True: 0.1, None: 0.7, False: 1.0}  # share of the weights that fit a distribution
 
-def init(trained: bool | None) -> Initialisation:
-    return Initialisation(trained=trained, drawn=None, evidence=(), writes=(), roles=(), weights=())
+
+def init(trained: bool | None, drawn: float | None = None) -> Initialisation:
+    share = DRAWN[trained] if drawn is None else drawn
+    return Initialisation(trained=trained, drawn=share, evidence=(), writes=(), roles=(), weights=())
 
 
 def judge(code: str, found: BatchNormMeasure, **more: Any) -> tuple[tuple[Finding, ...], tuple[Skipped, ...]]:
@@ -49,7 +52,7 @@ def test_a_norm_that_was_not_measured_is_skipped(code: str) -> None:
 
 @pytest.mark.parametrize(("gap", "severity"), [(0.3, None), (0.31, "warning"), (math.inf, "warning")])
 def test_np701_has_its_limit(gap: float, severity: str | None) -> None:
-    found, _ = judge("NP701", b.batchnorm(b.batch_norm(), train_eval_gap=gap))
+    found, _ = judge("NP701", b.batchnorm(b.batch_norm(), train_eval_gap=gap), init=init(None))
     assert [f.severity.value for f in found] == ([severity] if severity else [])
 
 
@@ -144,6 +147,14 @@ def test_np705_is_as_severe_as_it_is_sure(
 )
 def test_np705_passes_what_is_fresh_or_fits(site: dict[str, Any], trained: bool | None) -> None:
     assert judge("NP705", b.batchnorm(b.batch_norm(**site)), init=init(trained)) == ((), ())
+
+
+def test_gains_that_were_drawn_too_do_not_make_a_fresh_model_a_stale_one() -> None:
+    """As MobileViT's batch norms start: whether the weights look trained is open then, that they were drawn is not."""
+    fresh = init(None, drawn=1.0)
+    assert judge("NP705", b.batchnorm(b.batch_norm(**{**DEFAULT, "kept": FAR})), init=fresh) == ((), ())
+    (gap,), _ = judge("NP701", b.batchnorm(b.batch_norm(), train_eval_gap=0.9), init=fresh)
+    assert gap.severity.value == "note"
 
 
 @pytest.mark.parametrize("facts", [{}, DEFAULT])

@@ -125,6 +125,52 @@ def test_what_cannot_be_compared_is_skipped(code: str, sizes: tuple[float, ...])
     assert [row.why for row in judge(code, None)[1]] == ["no gradients were measured"]
 
 
+@pytest.mark.parametrize("code", ["NP502", "NP503"])
+def test_behind_the_first_tap_nothing_is_compared(code: str) -> None:
+    """The last of the adds that count is the one that the features are taken behind."""
+    sizes = (0.5, 1.0, 2e-4, 2e4)
+    assert judge(code, b.gradients(sizes=sizes, until=1)) == ((), ())
+    assert len(judge(code, b.gradients(sizes=(2e-4 if code == "NP502" else 2e4, 1.0, 1.0), until=1))[0]) == 1
+    why = "the output takes features off the stream behind blocks.0: later ones tell nothing"
+    assert [row.why for row in judge(code, b.gradients(sizes=sizes, until=0))[1]] == [why]
+    (skip,) = judge("NP501", b.gradients(sizes=sizes, until=0))[1]
+    assert skip.why.endswith(why)
+
+
+class Tapped(nn.Module):
+    """A pre-norm stack whose output sums the features of some of its blocks, each with a weight of its own."""
+
+    def __init__(self, taps: dict[int, float], blocks: int = 12) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(blocks))
+        self.maps = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(blocks))
+        self.taps = taps
+        self.heads = nn.ModuleDict({str(i): nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 8)) for i in taps})
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for i, (norm, linear) in enumerate(zip(self.norms, self.maps, strict=True)):
+            x = x + linear(norm(x))
+            if i in self.taps:
+                found.append(self.taps[i] * self.heads[str(i)](x))
+        return torch.stack(found).sum(0)
+
+
+def test_features_taken_on_the_way() -> None:
+    """The last features hardly count, so that the gradients of late blocks are small; that is the decoder's choice."""
+    model, x = Tapped({5: 1.0, 11: 1e-4}), torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(1))
+    report = probe(model, x, level="backward")
+    (stream,) = report.anatomy.streams
+    assert [i for i, branch in enumerate(stream.branches) if branch.tapped] == [5]
+    gradients = report.data.measurements.gradients
+    assert gradients is not None
+    assert (gradients.until, len(gradients.compared()), gradients.kinds[0].branches) == (5, 6, 6)
+    assert [f.code for f in report.findings if f.code in ALL] == []
+    alone = probe(Tapped({11: 1.0}), x, level="structure").anatomy
+    assert [branch.tapped for branch in alone.streams[0].branches] == [False] * 12
+
+
 class Stack(nn.Module):
     """Blocks of one linear branch each: pre-norm, post-norm or without norms, with a gain on every branch."""
 

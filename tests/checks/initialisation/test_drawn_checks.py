@@ -206,9 +206,9 @@ def part(count: int, site: dict[str, Any] | None = None, **more: Any) -> ReportD
 
 
 def test_np605_counts_outputs_that_are_the_same_in_part() -> None:
-    (found,), _ = judge("NP605", part(50))
+    (found,), _ = judge("NP605", part(50, alike=50))
     assert (found.severity.value, found.value, found.limit) == ("warning", 0.5, 0.02)
-    assert found.message.startswith("50 of its 100 outputs are the same as another")
+    assert found.message == "50 of its 100 outputs are the same as another, and so are their gradients"
     assert len(judge("NP605", part(3))[0]) == 1
     assert judge("NP605", part(2)) == ((), ())
     assert judge("NP605", part(0, {"shape": (8, 0), "fan_in": 0})) == ((), ())
@@ -222,9 +222,27 @@ def test_np605_counts_outputs_that_are_the_same_in_part() -> None:
     assert found.value == 8 / 64
 
 
+@pytest.mark.parametrize(
+    ("alike", "level", "severity", "end"),
+    [
+        (None, "forward", "note", "another; gradients (--backward) tell whether they stay so"),
+        (None, "backward", "note", "the same as another"),  # one gets no gradient
+        (0, "backward", "note", "another; their gradients differ, so that they part in training"),
+        (2, "backward", "note", "50 of its 100 outputs are the same as another, and so are their gradients"),
+        (3, "backward", "warning", "3 of its 100 outputs are the same as another, and so are their gradients"),
+    ],
+)
+def test_np605_warns_of_a_part_by_its_gradients(alike: int | None, level: Any, severity: str, end: str) -> None:
+    (found,), _ = judge("NP605", part(50, alike=alike).model_copy(update={"level": level}))
+    assert (found.severity.value, found.message.endswith(end)) == (severity, True)
+
+
 def test_np605_notes_experts_that_are_copies() -> None:
     (found,), _ = judge("NP605", part(0, copies=3))
     assert (found.severity.value, found.value) == ("note", 3)
+    rows = b.drawn(b.weight("a"), b.weight("b", copy_of="a"), b.weight("c", copy_of="a"))
+    (found,), _ = judge("NP605", b.document(init=rows))
+    assert (found.severity.value, found.value, found.places) == ("note", 2, ("b", "c"))
 
 
 def test_np606_is_sure_of_zeros_and_warns_by_gradients() -> None:
@@ -234,5 +252,7 @@ def test_np606_is_sure_of_zeros_and_warns_by_gradients() -> None:
     zeros = tuple(BlockedBranch(stream="blocks", branch=i, path=f"blocks.{i}", zeros=("a", "b")) for i in range(2))
     (found,), _ = judge("NP606", b.document(gradients=idle, init=b.drawn(blocked=zeros)))
     assert (found.severity.value, "a and b are 0 and stay so" in found.message) == ("error", True)
+    (found,), _ = judge("NP606", b.document(gradients=idle, init=b.drawn(closed=(("blocks", 0),))))
+    assert (found.severity.value, found.where) == ("warning", "blocks.1")
     lost = b.gradients(norm_=0.0, sizes=(0.0, 0.0))  # the loss does not read the stream
     assert judge("NP606", b.document(gradients=lost)) == ((), ())

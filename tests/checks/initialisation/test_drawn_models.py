@@ -167,6 +167,56 @@ def test_a_factor_of_zero_on_a_branch_of_zeros() -> None:
     assert blocked.message.startswith("maps.1.weight and scales.1 are 0 and stay so")
 
 
+class Conditioned(nn.Module):
+    """Branches whose gate, or scale and offset, a second input makes from weights of zeros (Peebles & Xie 2023)."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, count = form, 3
+        self.norms = nn.ModuleList(nn.LayerNorm(32, elementwise_affine=False) for _ in range(count))
+        self.up = nn.ModuleList(nn.Linear(32, 64) for _ in range(count))
+        self.down = nn.ModuleList(nn.Linear(64, 32) for _ in range(count))
+        self.made = nn.ModuleList(nn.Linear(5, 96) for _ in range(count))
+        for layer in self.made:
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        for norm, up, down, made in zip(self.norms, self.up, self.down, self.made, strict=True):
+            gate, scale, shift = made(nn.functional.silu(given))[:, None].chunk(3, -1)
+            if self.form == "adaln":
+                x = x + gate * down(nn.functional.gelu(up(norm(x) * (1 + scale) + shift)))
+            elif self.form == "film":
+                x = x + (scale * down(nn.functional.gelu(up(norm(x)))) + shift)
+            else:
+                x = x + torch.tanh(gate) * down(nn.functional.gelu(up(norm(x))))
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("form", ["adaln", "film", "gate"])
+def test_branches_that_another_input_opens(form: str) -> None:
+    """The gate's weights are 0 and get a gradient, what is behind them gets its own then; a detached one never does."""
+    model = Conditioned(form).eval()
+    inputs = torch.randn(2, 5, 32), torch.randn(2, 5)
+    report = probe(model, inputs, level="backward")
+    assert [f for f in report.findings if f.code == "NP606"] == []
+    assert report.init is not None
+    assert [index for _, index in report.init.closed] == [0, 1, 2]
+    for layer in model.made:
+        nn.init.normal_(layer.weight)
+    opened = probe(model, inputs, level="backward")
+    assert opened.init is not None
+    assert opened.init.closed == ()
+    model.down[1].register_forward_hook(lambda *call: call[-1].detach())
+    (idle,) = [f for f in probe(model, inputs, level="backward").findings if f.code == "NP606"]
+    assert (idle.severity.value, idle.message) == (
+        "warning",
+        "none of its parameters gets a gradient, though one reaches its add",
+    )
+
+
 def relu(
     init: Callable[[Tensor], Any], norm: bool = False, act: Callable[[], nn.Module] = nn.ReLU, first: bool = False
 ) -> nn.Module:

@@ -10,6 +10,7 @@ from tests.faults.edits import parameter, writing
 from tests.faults.fault import Conditions, Fault, NotHereError, Site, fault
 
 FORWARD = Conditions(level="forward")
+BACKWARD = Conditions(level="backward")
 
 
 def weights(anatomy: Anatomy, *roles: str) -> list[WeightSite]:
@@ -103,6 +104,49 @@ def constant(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
         parameter(model, site.path).fill_(0.02)
 
 
+def read_alone(anatomy: Anatomy) -> list[Site]:
+    """Weights whose product, an activation passed, goes to another weight as it is, with that one; branches that start
+    closed are left out, as no gradient tells there."""
+    closed = {
+        (i, k)
+        for i, stream in enumerate(anatomy.streams)
+        for k, branch in enumerate(stream.branches)
+        if branch.branch_scale.value == 0
+    }
+    held = [w for w in weights(anatomy, "reader", "inner", "other") if (w.stream, w.branch) not in closed]
+    known = {w.parameter: w for w in held}
+    found = []
+    for reader in weights(anatomy, "writer", "inner", "other", "head"):
+        made = known.get(reader.source or "")
+        if made is not None and made.fan_out == reader.fan_in:
+            found.append(Site(made.parameter, (made, reader)))
+    return found
+
+
+def doubled(model: nn.Module, site: WeightSite, axis: int) -> None:
+    """The second half of a weight's outputs, or inputs, a copy of the first."""
+    held = parameter(model, site.parameter)
+    half = held.shape[axis] // 2
+    with writing():
+        held.narrow(axis, half, half).copy_(held.narrow(axis, 0, half))
+
+
+@fault("half of the outputs and their readers copied", "NP605", "warning", read_alone, BACKWARD, ("NP603",))
+def symmetric(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    made, reader = site.detail
+    doubled(model, made, made.output_axis)
+    doubled(model, reader, 1 - reader.output_axis)
+    path = site.path.rpartition(".")[0]
+    for bias in (p for p in model.get_submodule(path).parameters(recurse=False) if p.dim() == 1):
+        with writing():
+            bias[len(bias) // 2 :].copy_(bias[: len(bias) // 2])
+
+
+@fault("half of the outputs copied", "NP605", "note", read_alone, FORWARD, ("NP603",))
+def repeated(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    doubled(model, site.detail[0], site.detail[0].output_axis)
+
+
 def blockable(anatomy: Anatomy) -> list[Site]:
     """Branches whose readers and writers are their own, with no bias that could begin to learn."""
     found, computed = [], {one.parameter for one in anatomy.reparametrizations}
@@ -122,4 +166,4 @@ def blocked(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
             parameter(model, path).zero_()
 
 
-ALL: tuple[Fault, ...] = (xavier, unscaled, another_recipe, other_fan, constant, blocked)
+ALL: tuple[Fault, ...] = (xavier, unscaled, another_recipe, other_fan, constant, symmetric, repeated, blocked)
