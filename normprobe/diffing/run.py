@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
+from normprobe.capture.parts import Parts
 from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
 from normprobe.diffing.facts import build_facts, grouped, target_facts
@@ -142,7 +143,7 @@ class _Diff:
         return DiffReport(judge(told, values=self.level == "forward", sure=self.sure))
 
     def _facts(self, pairs: Pairs) -> None:
-        named = [holdings(side.model) if self.values else None for side in (self.a, self.b)]
+        named = [Parts(holdings(side.model)) if self.values else None for side in (self.a, self.b)]
         said = [*target_facts(*(r.target for r in self.reports)), *build_facts(self.a.anatomy, self.b.anatomy, pairs)]
         for each in pairs.norms:
             said += norm_facts(each, named[0], named[1])

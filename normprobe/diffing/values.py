@@ -14,6 +14,7 @@ from normprobe.diffing.pairs import BranchPair, Pairs, Side
 from normprobe.diffing.settings import BITS
 from normprobe.records import Anatomy, Branch, WeightSite
 from normprobe.records.diff import Relation, WeightPair
+from normprobe.records.parts import whole
 
 _READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TIGHT = 1e-5  # choice: of a scaled or reordered weight in float32; half precision has its own spacing
@@ -147,7 +148,7 @@ def _placed(
 
 def _left(anatomy: Anatomy, named: Mapping[str, Tensor], placed: Sequence[str]) -> list[_Held]:
     """Parameters of no weight that was placed and of no norm: added positions, biases outside of branches, scales."""
-    gains = [name for norm in anatomy.norms for name in (norm.weight, norm.bias) if name is not None]
+    gains = [whole(name) for norm in anatomy.norms for name in (norm.weight, norm.bias) if name is not None]
     seen = {id(named[name]) for name in (*placed, *gains) if name in named}
     left: dict[int, _Held] = {}
     for name, held in named.items():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normprobe.capture.composites import without_modes
 from normprobe.capture.invoke import Inputs
+from normprobe.capture.parts import Parts
 from normprobe.capture.watch import Handler, Watched
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.measures.elementwise import Elementwise
@@ -33,7 +34,8 @@ class Bounded:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """While open, samples what those that are modules are given and what they make of it."""
-        tensors = {**dict(self.model.named_buffers()), **dict(self.model.named_parameters(remove_duplicate=False))}
+        held = {**dict(self.model.named_buffers()), **dict(self.model.named_parameters(remove_duplicate=False))}
+        tensors = Parts(held)
         with ExitStack() as stack:
             for norm in self.norms:
                 if norm.module and norm.affine != "other":

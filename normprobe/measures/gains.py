@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from normprobe.capture.parts import Parts
 from normprobe.measures.own_init import own_weights
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Elements, NormGain, NormSite, Skipped
@@ -25,7 +26,7 @@ def measure_gains(model: nn.Module, anatomy: Anatomy) -> tuple[tuple[NormGain, .
     Returns:
         One record a norm in the order of the Anatomy, and the norms whose gain could not be read with the reason.
     """
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters(remove_duplicate=False))}
+    tensors = Parts({**dict(model.named_buffers()), **dict(model.named_parameters(remove_duplicate=False))})
     found: list[NormGain] = []
     unread: dict[str, list[str]] = {}
     for norm in anatomy.norms:
@@ -37,7 +38,7 @@ def measure_gains(model: nn.Module, anatomy: Anatomy) -> tuple[tuple[NormGain, .
     return tuple(_started(model, found)), tuple(_skipped(why, paths) for why, paths in unread.items())
 
 
-def _unreadable(norm: NormSite, tensors: dict[str, Tensor]) -> str | None:
+def _unreadable(norm: NormSite, tensors: Mapping[str, Tensor]) -> str | None:
     """Why gain and offset cannot be read; None where they can, or there are none."""
     if norm.affine == "other":
         return "its gain is neither a parameter nor 1 plus one"
@@ -52,7 +53,7 @@ def _skipped(why: str, paths: list[str]) -> Skipped:
     return Skipped(what=f"gain of norm {paths[0]}{more}", why=why)
 
 
-def _read(norm: NormSite, tensors: dict[str, Tensor]) -> NormGain:
+def _read(norm: NormSite, tensors: Mapping[str, Tensor]) -> NormGain:
     one_plus = norm.affine.startswith("one_plus")
     gain, offset = (
         None if name is None else elements(name, tensors[name], plus)
@@ -64,7 +65,7 @@ def _read(norm: NormSite, tensors: dict[str, Tensor]) -> NormGain:
 def _started(model: nn.Module, gains: Sequence[NormGain]) -> Iterator[NormGain]:
     """The gains, with what the model's own class starts with where 1 + w is one number other than 1."""
     odd = [g.path for g in gains if g.one_plus and g.gain is not None and g.gain.constant not in (None, 1.0)]
-    own = own_weights(model, seed=0)[0] if odd else {}
+    own = Parts(own_weights(model, seed=0)[0] if odd else {})
     for known in gains:
         fresh = own.get(known.gain.parameter) if known.gain is not None and known.path in odd else None
         value = None if fresh is None or not plain(fresh) else elements("", fresh, 1.0).constant

@@ -20,6 +20,7 @@ from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
 from normprobe.records.init import Distribution, Initialisation, RoleMeasure, WeightMeasure
+from normprobe.records.parts import whole
 from normprobe.records.weights import WeightRole
 
 _MOST, _FEW = 0.9, 0.5  # shares of the weights
@@ -102,7 +103,8 @@ def _fit(parameter: Tensor, site: WeightSite, seed: int) -> Fit:
 
 def _unused(anatomy: Anatomy, named: Mapping[str, Tensor]) -> list[str]:
     """Parameters of two axes or more that are no weight of the Anatomy and belong to no norm."""
-    known = {w.parameter for w in anatomy.weights}.union(*((n.weight, n.bias) for n in anatomy.norms))
+    known = {w.parameter for w in anatomy.weights}
+    known |= {whole(name) for n in anatomy.norms for name in (n.weight, n.bias) if name is not None}
     return [name for name, p in named.items() if p.dim() > 1 and name not in known]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normprobe.capture.parts import Parts
 from normprobe.measures.optimizer_trial import (
     followed_steps,
     full_rate,
@@ -21,6 +22,7 @@ from normprobe.measures.optimizer_trial import (
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, NormSite
 from normprobe.records.optimizer import NormStep, OptimizerGroup, OptimizerMeasure
+from normprobe.records.parts import whole
 
 _Use = tuple[NormSite, str, Literal["gain", "offset"]]
 _NONE: Mapping[str, Tensor] = {}
@@ -39,16 +41,13 @@ def measure_optimizer(
         optimizer: any optimiser of torch's interface, made for the parameters of `model`.
         gradients: of a loss by the parameters `trained` names, which tell steps that follow the size of the gradient.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = Parts(dict(model.named_parameters(remove_duplicate=False)))
     held = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     own = {id(p) for p in parameters.values()}
     uses = list(_uses(anatomy, parameters))
-    trial = _Trial(optimizer, tuple(_groups(optimizer)), gradients)
-    norms = tuple(
-        trial.step(use, parameters[use[1]], held[id(parameters[use[1]])])
-        for use in uses
-        if id(parameters[use[1]]) in held
-    )
+    trial = _Trial(optimizer, tuple(_groups(optimizer)), Parts(gradients))
+    stepped = [(use, held[key]) for use in uses if (key := id(parameters[whole(use[1])])) in held]
+    norms = tuple(trial.step(use, parameters[use[1]], group) for use, group in stepped)
     return OptimizerMeasure(
         name=type(optimizer).__name__,
         groups=trial.groups,
@@ -61,8 +60,8 @@ def measure_optimizer(
 
 def trained(model: nn.Module, anatomy: Anatomy) -> frozenset[str]:
     """The names of the gains and offsets that need a gradient."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return frozenset(name for _, name, _ in _uses(anatomy, parameters))
+    parameters = Parts(dict(model.named_parameters(remove_duplicate=False)))
+    return frozenset(whole(name) for _, name, _ in _uses(anatomy, parameters))
 
 
 def _groups(optimizer: Optimizer) -> Iterator[OptimizerGroup]:
@@ -77,15 +76,17 @@ def _device(parameters: list[Tensor]) -> torch.device:
 
 def _uses(anatomy: Anatomy, parameters: Mapping[str, Tensor]) -> Iterator[_Use]:
     """Gains and offsets that need a gradient, each once."""
-    seen: set[int] = set()
+    seen: set[tuple[int, str]] = set()
     for norm in anatomy.norms:
         pairs: tuple[tuple[str | None, Literal["gain", "offset"]], ...]
         pairs = (norm.weight, "gain"), (norm.bias, "offset")
         for name, part in pairs:
-            if name is None or name not in parameters or id(parameters[name]) in seen:
+            if name is None or name not in parameters:
                 continue
-            if norm.executed and parameters[name].requires_grad:
-                seen.add(id(parameters[name]))
+            held = parameters[whole(name)]
+            key = id(held), name.removeprefix(whole(name))
+            if norm.executed and held.requires_grad and key not in seen:
+                seen.add(key)
                 yield norm, name, part
 
 

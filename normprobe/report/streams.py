@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from normprobe.records import Anatomy, Branch, NormSite, ReportData, Stream
+from normprobe.records.parts import whole
 from normprobe.report.places import joined
 from normprobe.report.wording import listing, number, plural, span
 
@@ -52,7 +53,8 @@ def placement_text(anatomy: Anatomy, stream: Stream) -> str:
 def inner_norms(anatomy: Anatomy, branch: Branch) -> list[NormSite]:
     """The norms between the weights of a branch, as far as their own parameters tell."""
     used = set(branch.parameters)
-    return [norm for norm in anatomy.norms if norm.role == "inner" and {norm.weight, norm.bias} & used]
+    inner = [norm for norm in anatomy.norms if norm.role == "inner"]
+    return [norm for norm in inner if {whole(name) for name in (norm.weight, norm.bias) if name is not None} & used]
 
 
 def path_facts(stream: Stream) -> list[str]:

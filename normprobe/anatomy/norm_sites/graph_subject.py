@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import ALIAS
 from normprobe.capture.leaves import tensors as tensors_in
+from normprobe.capture.parts import held_part, selected
 from normprobe.capture.storage import held_tensor, inner_tensors
-from normprobe.capture.trace import Node, Ref, Trace
+from normprobe.capture.trace import SOURCES, Node, Ref, Trace
 from normprobe.capture.writes import written
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.subject import Instance, NotComparableError, draw
@@ -42,7 +43,7 @@ class GraphSubject:
         if any(levels.signal(v) and v not in made for n in nodes for v in n.inputs):
             raise UnreadableAnatomyError("another signal is part of the computation")
         self._trace, self._levels, self._origin, self._end = trace, levels, origin, end
-        self._nodes = [*_static_nodes(trace, levels, nodes), *nodes]
+        self._nodes = [*static_nodes(trace, levels, nodes, parts=True), *nodes]
         recorded = trace.values[origin]
         if not recorded.dtype.is_floating_point:
             raise UnreadableAnatomyError(f"the computation begins with {recorded.dtype}, whose scale means nothing")
@@ -98,7 +99,7 @@ class StaticFunction:
 
     def __init__(self, model: nn.Module, trace: Trace, levels: Levels, value: int) -> None:
         self._trace, self._levels, self._value = trace, levels, value
-        self._nodes = _static_nodes(trace, levels, [trace.producer(value)])
+        self._nodes = static_nodes(trace, levels, [trace.producer(value)])
         self._nodes = [n for n in self._nodes if n.id != trace.producer(value).id] + [trace.producer(value)]
         self._state = _state(model, self._nodes)
         self.parameters = frozenset(n.name for n in self._nodes if n.op == "parameter")
@@ -145,17 +146,25 @@ class StaticFunction:
         return env[self._value]
 
 
-def _static_nodes(trace: Trace, levels: Levels, nodes: Sequence[Node]) -> list[Node]:
-    """The static nodes behind `nodes`, in order of time."""
+def static_nodes(trace: Trace, levels: Levels, nodes: Sequence[Node], parts: bool = False) -> list[Node]:
+    """The static nodes behind `nodes`, in order of time; with `parts` what is selected from a parameter counts as a
+    parameter of its own, under the name of that part."""
     todo = [v for n in nodes for v in n.inputs if not levels.signal(v)]
-    found: dict[int, Node] = {}
+    found: dict[tuple[int, int], Node] = {}
     while todo:
-        node = trace.producer(todo.pop())
-        if node.id in found:
+        value = todo.pop()
+        node = trace.producer(value)
+        name = selected(trace, value) if parts and node.op not in SOURCES else None
+        key = node.id, -1 if name is None else value
+        if key in found:
             continue
         if node.op == "input" or (node.op == "constant" and not node.args):
             raise UnreadableAnatomyError("a tensor made outside the recorded forward is part of the computation")
-        found[node.id] = node
+        if name is not None:
+            kind = "parameter" if levels.parameters(value) else "buffer"
+            found[key] = Node(node.id, kind, (), (value,), node.call, node.ordinal, name=name)
+            continue
+        found[key] = node
         todo += [v for v in node.inputs if not levels.signal(v)]  # of a signal only the shape is read
     return [found[i] for i in sorted(found)]
 
@@ -175,7 +184,7 @@ def _state(model: nn.Module, nodes: Sequence[Node]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for node in nodes:
         if node.op in ("parameter", "buffer"):
-            tensor = held_tensor(model, node.name).detach()
+            tensor = held_part(model, node.name).detach()
             if inner_tensors(tensor):
                 raise UnreadableAnatomyError("a part of a tensor of several parts belongs to the computation")
             state[node.name] = torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor

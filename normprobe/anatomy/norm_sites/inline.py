@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 from normprobe.anatomy.flow.ops import CAPS, Role, base
 from normprobe.anatomy.flow.sites import op_site
 from normprobe.anatomy.flow.steps import Flow, Group
-from normprobe.anatomy.norm_sites.graph_subject import GraphSubject, without_casts
+from normprobe.anatomy.norm_sites.graph_subject import GraphSubject, static_nodes, without_casts
 from normprobe.anatomy.norm_sites.modules import NOT_NORMS, Found
 from normprobe.anatomy.norm_sites.regions import Region, find_regions
-from normprobe.capture.trace import Node, Ref
+from normprobe.capture.trace import SOURCES, Node, Ref
 from normprobe.errors import UnreadableAnatomyError
 from normprobe.norms.identify import identify
 from normprobe.records import NormSite, NormSpec, OpSite
@@ -77,36 +77,41 @@ class _Finder:
 
     def identify(self, region: Region) -> NormSpec | None:
         nodes = [self.flow.steps[i].node for i in sorted(region.steps)]
-        key = self._signature(region, nodes)
+        try:
+            statics = static_nodes(self.flow.trace, self.flow.levels, nodes, parts=True)
+        except UnreadableAnatomyError:
+            return None
+        key = self._signature(region, statics, nodes)
         if key not in self.cache:
-            self.names[key] = _parameters(self.flow, nodes)
+            self.names[key] = _parameters(statics)
             try:
                 subject = GraphSubject(self.model, self.flow.trace, self.flow.levels, nodes, region.origin, region.end)
                 self.cache[key] = identify(subject)
             except UnreadableAnatomyError:
                 self.cache[key] = None
-        return self._placed(self.cache[key], region, nodes)
+        return self._placed(self.cache[key], region, self.names[key], _parameters(statics))
 
-    def _signature(self, region: Region, nodes: list[Node]) -> Any:
+    def _signature(self, region: Region, statics: list[Node], nodes: list[Node]) -> Any:
+        """What a region computes: two of one signature do the same to their parameters, taken in order."""
         numbers = {region.origin: 0}
 
         def number(ref: Ref) -> str:
             return f"%{numbers.setdefault(ref.value, len(numbers))}:{self.flow.trace.values[ref.value].shape}"
 
         rows = []
-        for node in nodes:
-            rows.append((node.op, repr(pytree.tree_map_only(Ref, number, (node.args, node.kwargs)))))
+        for node in (*statics, *nodes):
+            made = [number(Ref(value)) for value in node.outputs if node.op in SOURCES]
+            rows.append((node.op, repr(pytree.tree_map_only(Ref, number, (node.args, node.kwargs))), *made))
             for value in node.outputs:
                 numbers.setdefault(value, len(numbers))
-        statics = tuple(len(self.flow.levels.parameters(v)) for n in nodes for v in n.inputs)
-        return tuple(rows), statics
+        return tuple(rows)
 
-    def _placed(self, spec: NormSpec | None, region: Region, nodes: list[Node]) -> NormSpec | None:
+    def _placed(self, spec: NormSpec | None, region: Region, known: list[str], own: list[str]) -> NormSpec | None:
         """The spec with this region's own parameters, and without claims that a recording in one dtype cannot carry."""
         if spec is None:
             return None
-        own = dict(zip(self.names[self._signature(region, nodes)], _parameters(self.flow, nodes), strict=True))
-        names = {"weight": own.get(spec.weight or ""), "bias": own.get(spec.bias or "")}
+        of = dict(zip(known, own, strict=True))
+        names = {"weight": of.get(spec.weight or ""), "bias": of.get(spec.bias or "")}
         return without_casts(spec, self.dtype(region)).model_copy(update=names)
 
 
@@ -114,10 +119,9 @@ def _form(spec: NormSpec) -> tuple[object, ...]:
     return spec.kind, spec.subtracts_mean, spec.affine, spec.groups
 
 
-def _parameters(flow: Flow, nodes: list[Node]) -> list[str]:
-    """Parameters that a region's operations read, in order of first use; regions of one signature agree in number."""
-    statics = [v for n in nodes for v in n.inputs if not flow.levels.signal(v)]
-    return list(dict.fromkeys(p for v in statics for p in sorted(flow.levels.parameters(v))))
+def _parameters(statics: list[Node]) -> list[str]:
+    """The parameters and buffers among the static nodes of a region, or parts of them, in order."""
+    return [node.name for node in statics if node.op in ("parameter", "buffer")]
 
 
 def _site(path: str, spec: NormSpec, dtype: str, bend: OpSite | None) -> NormSite:

@@ -13,6 +13,7 @@ from normprobe.anatomy.flow.ops import ACCUMULATING, REST, SCALES, Role, base, u
 from normprobe.anatomy.flow.steps import Flow, Step, ref
 from normprobe.anatomy.weights.followers import at_zero
 from normprobe.records import NormSite
+from normprobe.records.parts import whole
 
 _ADDED = {"aten.linear": 2, "aten.convolution": 2}  # which argument of a product is its bias
 _FILLING = frozenset(f"aten.{n}" for n in ("masked_fill", "masked_fill_", "fill", "constant_pad_nd"))
@@ -114,7 +115,7 @@ class Gradients:
         return {v for v in factors if any(map(self._is_nothing, factors - {v}))}
 
     def _behind_norm(self, step: Step, norm: NormSite) -> tuple[set[int], set[str]]:
-        idle = {norm.weight} if self._nothing.issuperset(step.inputs) and _from_zero(norm) else set()
+        idle = {whole(norm.weight or "")} if self._nothing.issuperset(step.inputs) and _from_zero(norm) else set()
         passed = set() if self._closed(norm) else set(step.inputs)
         return passed, set(step.parameters) - idle
 

@@ -17,6 +17,7 @@ from normprobe.records import (
     Severity,
 )
 from normprobe.records.non_finite import NonFinite as Origin
+from normprobe.records.parts import whole
 
 _Lost: TypeAlias = tuple[str, str]  # what, and where
 
@@ -130,7 +131,8 @@ def _hidden(data: ReportData) -> dict[str, str]:
     anatomy = data.anatomy
     used = {weight.parameter for weight in anatomy.weights if weight.kind != "embedding"}
     used |= {name for stream in anatomy.streams for branch in stream.branches for name in branch.parameters}
-    used |= {name for norm in anatomy.norms if norm.executed for name in (norm.weight, norm.bias) if name is not None}
+    norms = [norm for norm in anatomy.norms if norm.executed]
+    used |= {whole(name) for norm in norms for name in (norm.weight, norm.bias) if name is not None}
     return {one.name: _amount(one) for one in data.measurements.non_finite_tensors if one.name in used}
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, Stream
+from normprobe.records.parts import whole
 from normprobe.rewrites.at_boundary import AtInput, AtOutput, lay_at
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries, Boundary
@@ -182,7 +183,7 @@ def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
 
 def _like(survey: Survey, norm: NormSite) -> str | None:
     if norm.weight is not None:
-        return norm.weight
+        return whole(norm.weight)
     return next((name for name, p in survey.model.named_parameters() if p.is_floating_point()), None)
 
 

@@ -14,6 +14,7 @@ SLIPS = [
     ("one norm on the trunk", "NP204", "warning", 1),
     ("last norm too early", "NP203", "error", 1),
     ("no skip", "NP309", "warning", LAYERS),
+    ("normed twice", "NP207", "warning", 1),
     ("no last norm", "NP201", "error", 1),
 ]
 TOKENS = torch.randn(2, 6, WIDTH)
