@@ -69,10 +69,13 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
     if find_inline_norms(model, flow, found):
         flow = build_flow(trace, levels, statics, [*found.groups, *wholes])
-    norms = with_reduced(with_followed(found.sites, flow), flow)
+    norms = with_followed(found.sites, flow)
     attention = find_attention(flow)
     streams, others, trunks = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
+    norms = with_reduced(
+        norms, flow, [op.query for op, site in zip(attention, sites, strict=True) if site.record.causal]
+    )
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
     value = head_value(flow, model)
     head = read_head(flow, value, model) if value is not None else None

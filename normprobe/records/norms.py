@@ -79,8 +79,10 @@ class NormSite(NormSpec):
     norm's input in the recorded forward ("float32"; empty where it never ran). `follows` is the path of a norm of the
     same elements whose output it reads, with no more than moves and constant factors between, where nothing else reads
     that output. `over_places` says whether the statistic is shared by places (tokens, pixels, samples of the batch), as
-    the data flow tells what runs along `axes`; None where it does not. `idle_beside` are, for a norm that never ran,
-    other modules with parameters, and parameters, of the same module that were not used either.
+    the data flow tells what runs along `axes`; None where it does not. Where it is, `over_tokens` says whether tokens
+    that causal attention keeps apart are among them; None where no attention is causal or it cannot be told.
+    `idle_beside` are, for a norm that never ran, other modules with parameters, and parameters, of the same module that
+    were not used either.
     """
 
     path: str
@@ -92,5 +94,6 @@ class NormSite(NormSpec):
     follows: str | None = None
     bend: OpSite | None = None
     over_places: bool | None = None
+    over_tokens: bool | None = None
     idle_beside: tuple[str, ...] = ()
     class_name: str = Field(default="", alias="class")

@@ -182,7 +182,7 @@ FAULTS: dict[str, Callable[[], ReportData]] = {
         declared=(EPS, Declared(path=".", field="cap", fact="logit_softcap", stated=30.0, value=30.0))
     ),
     "NP214": lambda: b.document(
-        norms=(b.norm(over_places=True),),
+        norms=(b.norm(over_places=True, over_tokens=True),),
         streams=(b.stream(branches=(b.branch("blocks.0", kind="attention"),)),),
         attention=(b.site(causal=True),),
     ),

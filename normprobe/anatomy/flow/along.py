@@ -58,7 +58,7 @@ def axes(flow: Flow, value: int, known: Mapping[int, int] | None = None) -> tupl
     if key not in flow.memo:
         numbers = _numbers(flow, way, pair, axis)
         count = range(len(flow.shape(value)))
-        flow.memo[key] = None if numbers is None else tuple(Along(*(_changes(n, i) for n in numbers)) for i in count)
+        flow.memo[key] = None if numbers is None else tuple(Along(*(changes(n, i) for n in numbers)) for i in count)
     found: tuple[Along, ...] | None = flow.memo[key]
     return found
 
@@ -86,7 +86,7 @@ def given(flow: Flow, value: int, known: Mapping[int, int]) -> bool:
     return step is not None and step.role is Role.SOURCE and not step.parameters
 
 
-def _changes(numbers: tuple[Tensor, ...], axis: int) -> bool:
+def changes(numbers: tuple[Tensor, ...], axis: int) -> bool:
     """Whether numbers change along an axis, what a move put in apart."""
     for each in numbers:
         some = condensed(each)
@@ -119,7 +119,7 @@ def _way(flow: Flow, value: int, known: Mapping[int, int]) -> Way | None:
         step = flow.made_by(value)
         if value in known or (step is not None and step.role in (Role.MATMUL, Role.SOURCE)):
             return value, steps[::-1]
-        before = None if step is None else _followed(flow, step, value)
+        before = None if step is None else followed(flow, step, value)
         if step is None or before is None or len(steps) > _FARTHEST:
             return None
         steps.append((step, value))
@@ -177,7 +177,7 @@ def _fresh(shape: tuple[int, ...], axis: int) -> Numbers:
     return (counted(shape, axis),) if shape else (), places
 
 
-def _followed(flow: Flow, step: Step, value: int) -> int | None:
+def followed(flow: Flow, step: Step, value: int) -> int | None:
     """The input whose axes the output `value` has: one of its shape, the latest; else the largest of a move, or of what
     is spread over the output."""
     shape, given = flow.shape(value), [v for v in step.inputs if flow.floating(v)] or list(step.inputs)
@@ -194,18 +194,19 @@ def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 
 def _all_sent(flow: Flow, step: Step, numbers: Numbers, value: int) -> Numbers | None:
     """The numbers of `value` from those of the input that is followed."""
-    found = [[_sent(flow, step, n, value) for n in each] for each in numbers]
+    found = [[moved(flow, step, n, value) for n in each] for each in numbers]
     kept = [tuple(n for n in each if n is not None) for each in found]
     return (kept[0], kept[1]) if all(len(a) == len(b) for a, b in zip(kept, found, strict=True)) else None
 
 
-def _sent(flow: Flow, step: Step, numbers: Tensor, value: int) -> Tensor | None:
+def moved(flow: Flow, step: Step, numbers: Tensor, value: int) -> Tensor | None:
+    """Numbers of the input that is followed, sent to `value`; None where the step cannot be run on them."""
     shape = flow.shape(value)
     if step.role is Role.MOVE:
         joined = base(step.node.op) == "aten.cat"
-        moved = _beside(step, numbers, shape) if joined else replay(flow, step.node, numbers, step.outputs.index(value))
-        if moved is not None:
-            return moved
+        sent = _beside(step, numbers, shape) if joined else replay(flow, step.node, numbers, step.outputs.index(value))
+        if sent is not None:
+            return sent
     return numbers.expand(shape) if _spreads(tuple(numbers.shape), shape) else None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome
-from normprobe.records import Anatomy, Branch, ReportData, Severity, Stream
+from normprobe.records import Anatomy, Branch, Finding, NormSite, ReportData, Severity, Skipped, Stream
 
 
 @final
@@ -17,8 +18,10 @@ class NormAcrossTokens(Check):
     ## What it measures
 
     What runs along the axes that the norms on a stream reduce, followed through the data flow from the product
-    or the table that made the features. It is asked where every attention inside the stream is causal. Batch norms are
-    left to their own checks, norms on queries and keys to NP210.
+    or the table that made the features, and whether the tokens of its attention run along one of them too. It is asked
+    where every attention inside the stream is causal. Statistics over other places, such as the pixels of one frame
+    where attention is causal in time, are none of its findings; those over the first axis are, as samples of one batch
+    then change each other. Batch norms are left to their own checks, norms on queries and keys to NP210.
 
     ## Why it matters
 
@@ -50,17 +53,34 @@ class NormAcrossTokens(Check):
         paths = dict.fromkeys(p for s in data.anatomy.streams if _causal(s, data.anatomy) for p in _on(s))
         norms = [norm for norm in data.anatomy.norms if norm.path in paths and norm.kind != "batchnorm"]
         across = [norm for norm in norms if norm.over_places]
-        if across:
-            yield self.finding(
-                across[0].path,
-                f"the statistic is taken over tokens (axes {across[0].axes} are reduced) in a causal stream: "
-                "each token depends on those that follow it",
-                source="Ba et al. 2016, sec. 3",
-                places=[norm.path for norm in across],
-            )
-        unknown = [norm.path for norm in norms if norm.over_places is None and norm.axes not in ((), (-1,))]
-        if unknown:
-            yield self.skip("it could not be told what runs along the axes that these norms reduce", unknown)
+        tokens = [norm for norm in across if norm.over_tokens]
+        samples = [norm for norm in across if norm.over_tokens is False and norm.batch_dependent]
+        if tokens:
+            yield self._found(tokens, "tokens", "each token depends on those that follow it")
+        if samples:
+            yield self._found(samples, "the samples of a batch", "what is computed of one depends on the others")
+        yield from self._unknown(norms)
+
+    def _found(self, across: list[NormSite], over: str, so: str) -> Finding:
+        first = across[0]
+        return self.finding(
+            first.path,
+            f"the statistic is taken over {over} (axes {first.axes} are reduced) in a causal stream: {so}",
+            source="Ba et al. 2016, sec. 3",
+            places=[norm.path for norm in across],
+        )
+
+    def _unknown(self, norms: list[NormSite]) -> Iterator[Skipped]:
+        untold = [norm.path for norm in norms if norm.over_places is None and norm.axes not in ((), (-1,))]
+        if untold:
+            yield self.skip("it could not be told what runs along the axes that these norms reduce", untold)
+        apart = [norm.path for norm in norms if norm.over_places and norm.over_tokens is None]
+        if apart:
+            why = "it could not be told whether the places that share their statistic are those of the causal attention"
+            yield self.skip(why, apart)
+        others = [n.path for n in norms if n.over_places and n.over_tokens is False and not n.batch_dependent]
+        if others:
+            yield self.skip("their statistic is shared by places along another axis than that of the attention", others)
 
 
 def _causal(stream: Stream, anatomy: Anatomy) -> bool:

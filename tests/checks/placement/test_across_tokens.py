@@ -105,25 +105,109 @@ def test_np108_of_groups(name: str, groups: int, count: int) -> None:
     assert len(found) == count
 
 
+FRAMES, PLACES = 5, 6
+
+
+class Frames(nn.Module):
+    """A norm of [B, T, S, D] whose statistic the places of one frame share."""
+
+    def __init__(self, norm: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(0, 1).mT).mT.unflatten(0, x.shape[:2])  # type: ignore[no-any-return]
+
+
+class OverAxis(nn.Module):
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis, self.weight = axis, nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(self.axis, keepdim=True) + 1e-6) * self.weight
+
+
+class InTime(Block):
+    """Attention of each place over the frames, [B, T, S, D], its logits written out or not."""
+
+    written = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x).transpose(1, 2).flatten(0, 1)
+        q, k, v = self.qkv(rows).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        if self.written:
+            later = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)
+            mixed = (q @ k.mT * q.shape[-1] ** -0.5 + later).softmax(-1) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = self.out(mixed.transpose(1, 2).flatten(2)).unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+        x = x + out
+        return x + self.down(F.gelu(self.up(self.second(x))))  # type: ignore[no-any-return]
+
+
+class Written(InTime):
+    written = True
+
+
+def in_time(norm: Callable[[], nn.Module], block: type[InTime]) -> normprobe.Report:
+    torch.manual_seed(0)
+    blocks = [block(norm, True) for _ in range(3)]
+    model = nn.Sequential(nn.Linear(8, WIDTH), *blocks, norm(), nn.Linear(WIDTH, 8)).eval()
+    return normprobe.probe(model, torch.randn(2, FRAMES, PLACES, 8), level="structure")
+
+
+@pytest.mark.parametrize("block", [InTime, Written])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: Frames(lambda: nn.GroupNorm(4, WIDTH)),
+        lambda: Frames(lambda: nn.InstanceNorm1d(WIDTH, affine=True)),
+        lambda: nn.LayerNorm((PLACES, WIDTH)),
+        lambda: OverAxis(2),
+    ],
+)
+def test_statistics_of_a_frame_are_sound_where_attention_is_causal_in_time(
+    norm: Callable[[], nn.Module], block: type[InTime]
+) -> None:
+    report = in_time(norm, block)
+    assert not report.findings or {f.code for f in report.findings} == {"NP106"}
+    (skip,) = (one for one in report.skipped if one.what.startswith("NP214"))
+    assert "another axis than that of the attention" in skip.why
+
+
+@pytest.mark.parametrize("block", [InTime, Written])
+@pytest.mark.parametrize(("axis", "over"), [(1, "over tokens"), (0, "over the samples of a batch")])
+def test_statistics_over_time_or_over_the_batch_are_told_apart(axis: int, over: str, block: type[InTime]) -> None:
+    first = in_time(lambda: OverAxis(axis), block).findings[0]
+    assert (first.code, first.severity.value, len(first.places)) == ("NP214", "error", 7)
+    assert over in first.message
+
+
 CAUSAL, FREE = b.site(causal=True), b.site(causal=None)
+OVER: dict[str, Any] = {"over_places": True}
 
 
 @pytest.mark.parametrize(
     ("norm", "sites", "outcome"),
     [
-        ({"over_places": True}, (CAUSAL,), (1, 0)),
-        ({"over_places": True}, (CAUSAL, FREE), (0, 0)),
-        ({"over_places": True}, (b.site(causal=True, cross=True),), (0, 0)),
-        ({"over_places": True}, (), (0, 0)),
-        ({"over_places": True, "kind": "batchnorm"}, (CAUSAL,), (0, 0)),
-        ({"over_places": True}, (b.site("blocks.1.attn", causal=True),), (0, 0)),
+        ({**OVER, "over_tokens": True}, (CAUSAL,), (1, 0)),
+        ({**OVER, "over_tokens": True}, (CAUSAL, FREE), (0, 0)),
+        ({**OVER, "over_tokens": True}, (b.site(causal=True, cross=True),), (0, 0)),
+        ({**OVER, "over_tokens": True}, (), (0, 0)),
+        ({**OVER, "over_tokens": True, "kind": "batchnorm"}, (CAUSAL,), (0, 0)),
+        ({**OVER, "over_tokens": True}, (b.site("blocks.1.attn", causal=True),), (0, 0)),
+        ({**OVER, "over_tokens": False}, (CAUSAL,), (0, 1)),
+        ({**OVER, "over_tokens": False, "batch_dependent": True}, (CAUSAL,), (1, 0)),
+        ({**OVER, "over_tokens": True, "batch_dependent": True}, (CAUSAL,), (1, 0)),
+        (OVER, (CAUSAL,), (0, 1)),
         ({"over_places": False}, (CAUSAL,), (0, 0)),
         ({"over_places": None}, (CAUSAL,), (0, 0)),
         ({"over_places": None, "axes": (1,)}, (CAUSAL,), (0, 1)),
-        ({"over_places": True, "path": "elsewhere"}, (CAUSAL,), (0, 0)),
+        ({**OVER, "over_tokens": True, "path": "elsewhere"}, (CAUSAL,), (0, 0)),
     ],
 )
-def test_np213_on_records(norm: dict[str, Any], sites: Any, outcome: tuple[int, int]) -> None:
+def test_np214_on_records(norm: dict[str, Any], sites: Any, outcome: tuple[int, int]) -> None:
     branches = (b.branch("blocks.0", kind="attention"), b.branch("blocks.1"))
     document = b.document(norms=(b.norm(**norm),), streams=(b.stream(branches=branches),), attention=sites)
     assert tuple(map(len, run(document, [find("NP214")]))) == outcome
