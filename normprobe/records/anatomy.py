@@ -136,7 +136,7 @@ class Stream(Record):
     of the trunk are added again, or put beside it and drawn into one with it).
     `source` is the parameter whose rows the stream begins with, where they come to it by moves and factors alone.
     `unskipped` are the last weights on the way from this stream's end to the start of the next one, where that is made
-    by weights alone and no skip goes past them.
+    by weights alone and no skip goes past them, though one would fit.
     `needs_final_norm` is None where it could not be decided; `final_norm_reason` then says why.
     `raw_heads` are those of the `raw_readers` that are heads themselves: products with weights that make an output of
     the model, with activations and further products at most behind them.

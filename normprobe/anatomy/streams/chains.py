@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -50,8 +51,11 @@ def linked(flow: Flow, one: list[Write], other: list[Write]) -> bool:
 
 def parted(flow: Flow, one: list[Write], other: list[Write]) -> tuple[str, ...]:
     """The parameters of the last weights between the end of a chain and the start of another one that is made from it
-    by weights alone: nothing of the trunk goes along them. Empty where something does, or nothing is made from it."""
+    by weights alone: nothing of the trunk goes along them. Empty where something does, where nothing is made from it,
+    or where the two hold another number of elements, as no skip would fit."""
     start = other[0].source
+    if math.prod(flow.shape(one[-1].output)) != math.prod(flow.shape(start)):
+        return ()
     states = {v for w in one for v in (w.source, w.trunk_input, w.output)}
     if any(start in reached(flow, state, _LIGHTER) for state in states):
         return ()

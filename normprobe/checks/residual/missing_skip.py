@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import Any, ClassVar, final
 
 from normprobe.checks.base import Check, Outcome
-from normprobe.records import Finding, ReportData, Severity, Stream
+from normprobe.records import Anatomy, Branch, Finding, ReportData, Severity, Stream
 from normprobe.records.anatomy import LAYER_KINDS
 
 _NORMED = frozenset({"pre", "sandwich"})
@@ -17,15 +17,17 @@ _NORMED = frozenset({"pre", "sandwich"})
 @final
 @dataclass(frozen=True)
 class MissingSkip(Check):
-    """Equal blocks have a skip around one branch and none around another one.
+    """Equal blocks have a skip around one branch and none around another one, or one block lacks what the others have.
 
     ## What it measures
 
     Residual streams that end and begin anew at the same place of three or more equal blocks, one behind the
     other: each has the branches of one block, normed at their input, is read through a norm at its end, and the next
-    stream is made of that by weights of these blocks alone, with no skip past them. Stages of a hierarchy, a
-    U-Net or an encoder and its decoder differ in width or hold several blocks each; blocks of convolutions that
-    change the channels without a skip are published. None of these is reported.
+    stream is made of that by weights of these blocks alone, with no skip past them. And streams that end in a norm
+    of one block that norms the input of a branch in most blocks like it, two or more, where the same weights of
+    this block are added to no stream. Stages of a hierarchy, a U-Net or an encoder and its decoder differ in width or
+    in the number of tokens, or hold several blocks each; blocks of convolutions that change the channels without a
+    skip are published. None of these is reported.
 
     ## Why it matters
 
@@ -52,12 +54,15 @@ class MissingSkip(Check):
     fewest: ClassVar[int] = 3
 
     def check(self, data: ReportData) -> Outcome:
-        """Yield one finding for each row of equal blocks that all break the stream at one place."""
+        """Yield one finding for each row of equal blocks that all break the stream at one place, and one for those few
+        that break it where most do not."""
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
         for row in _rows(data.anatomy.streams):
             if len(row) >= self.fewest:
                 yield self._found(row)
+        for equal, blocks in _single(data.anatomy).items():
+            yield self._alone(equal, blocks)
 
     def _found(self, row: list[Stream]) -> Finding:
         first = row[0]
@@ -72,6 +77,58 @@ class MissingSkip(Check):
             source="Xiong et al. 2020, table 1",
             places=places,
         )
+
+    def _alone(self, equal: tuple[Branch, ...], blocks: list[str]) -> Finding:
+        inside = (equal[0].pre_norm or "").removeprefix(f"{equal[0].block}.")
+        return self.finding(
+            blocks[0],
+            f"what follows {inside} is not added to the stream, which ends there: in {len(equal)} equal "
+            f"blocks a skip goes past the {equal[0].kind} branch behind it",
+            value=f"{blocks[0]}.{inside}",
+            source="Xiong et al. 2020, table 1",
+            places=blocks,
+        )
+
+
+def _single(anatomy: Anatomy) -> dict[tuple[Branch, ...], list[str]]:
+    """Blocks in whose norm a stream ends, by the branches that begin with this norm in most blocks like them."""
+    branches = [branch for stream in anatomy.streams for branch in stream.branches]
+    added, used = {w for branch in branches for w in branch.writers}, {site.parameter for site in anatomy.weights}
+    found: dict[tuple[Branch, ...], list[str]] = {}
+    for index, stream in enumerate(anatomy.streams):
+        block, equal = _equal(branches, stream.final_norm)
+        last = index + 1 == len(anatomy.streams)
+        if not equal or not (last or _inside(block, stream.unskipped)):
+            continue
+        own = {f"{block}{w.removeprefix(b.block)}" for b in equal for w in b.writers if w.startswith(f"{b.block}.")}
+        if not own & added and own & {*used, *stream.unskipped}:
+            found.setdefault(equal, []).append(block)
+    return {equal: blocks for equal, blocks in found.items() if len(equal) > max(1, len(blocks))}
+
+
+def _equal(branches: list[Branch], norm: str | None) -> tuple[str, tuple[Branch, ...]]:
+    """The block that `norm` belongs to, and the branches that begin with this norm in the blocks like it."""
+    found: dict[tuple[str, str], list[Branch]] = {}
+    for branch in branches:
+        block = _child(branch, norm)
+        if block is not None and branch.kind in LAYER_KINDS:
+            found.setdefault((block, branch.kind), []).append(branch)
+    (block, _), equal = max(found.items(), key=lambda item: len(item[1]), default=(("", ""), []))
+    return block, tuple(equal)
+
+
+def _child(branch: Branch, norm: str | None) -> str | None:
+    """The block whose `norm` is what the norm at the input of `branch` is in its own block, another one of the same
+    container."""
+    inside = (branch.pre_norm or "").removeprefix(f"{branch.block}.")
+    container = branch.block.rpartition(".")[0]
+    block = (norm or "").removesuffix(f".{inside}")
+    alike = branch.pre_norm == f"{branch.block}.{inside}" and norm == f"{block}.{inside}"
+    return block if alike and block != branch.block and block.rpartition(".")[0] == container else None
+
+
+def _inside(block: str, names: tuple[str, ...]) -> bool:
+    return bool(names) and all(name.startswith(f"{block}.") for name in names)
 
 
 def _rows(streams: tuple[Stream, ...]) -> Iterator[list[Stream]]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normprobe
-from normprobe.records import Finding, Stream
+from normprobe.records import Branch, Finding, Stream
 from tests.checks import builders as b
 from tests.checks.placement.planted import found, judge
 
@@ -113,6 +113,57 @@ class Stage(nn.Module):
 
 def test_stages_of_a_hierarchy_are_no_equal_blocks() -> None:
     assert found("NP309", *stack(*(Stage() for _ in range(BLOCKS)))) == ()
+
+
+class Merging(Block):
+    """A block that ends in a normed map from the features of two tokens to those of one, of the same width."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm, (True, True))
+        self.norm, self.merge = nn.LayerNorm(WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(super().forward(x))
+        return self.merge(x.unflatten(1, (-1, 2)).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_blocks_that_merge_tokens_could_have_no_skip() -> None:
+    model, _ = stack(*(Merging() for _ in range(BLOCKS)))
+    assert found("NP309", model, torch.randn(1, 2**BLOCKS, WIDTH)) == ()
+
+
+@pytest.mark.parametrize("sandwich", [False, True])
+@pytest.mark.parametrize(
+    ("odd", "skips"),  # nothing comes before the first branch of all that could go past it
+    [(0, (True, False)), *((odd, s) for odd in (1, 3) for s in ((True, False), (False, True), (False, False)))],
+)
+def test_one_block_that_leaves_out_a_skip(odd: int, skips: tuple[bool, bool], sandwich: bool) -> None:
+    blocks = [Block(nn.LayerNorm, (True, True), sandwich) for _ in range(4)]
+    blocks[odd].skips = skips
+    (finding,) = found("NP309", *stack(*blocks))
+    assert (finding.severity.value, finding.where) == ("warning", str(odd))
+    kind, norm = ("attention", 0) if not skips[0] else ("mlp", 1)
+    assert f"what follows norms.{norm} is not added to the stream" in finding.message
+    assert f"in 3 equal blocks a skip goes past the {kind} branch" in finding.message
+
+
+def test_where_half_of_the_blocks_leave_it_out_nothing_is_said() -> None:
+    blocks = [Block(nn.LayerNorm, (True, i % 2 == 0)) for i in range(4)]
+    assert found("NP309", *stack(*blocks)) == ()
+
+
+def inner(block: str, part: str) -> Branch:
+    """A branch of a block whose parts hold a norm and weights each."""
+    return b.branch(block, pre_norm=f"b.{block[2]}.{part}.n", writers=(f"b.{block[2]}.{part}.w",))
+
+
+def test_other_parts_of_the_same_block_are_no_equal_blocks() -> None:
+    rest = tuple(inner(f"b.{i}", part) for i in (1, 2) for part in ("mix", "think"))
+    first = b.stream(branches=(inner("b.0.mix", "mix"),), final_norm="b.0.think.n", unskipped=("b.0.think.w",))
+    ((finding,), _) = judge("NP309", b.document(streams=(first, b.stream(branches=rest, final_norm="n"))))
+    assert (finding.where, finding.value) == ("b.0", "b.0.think.n")
+    added = b.stream(branches=(*rest, inner("b.0.think", "think")), final_norm="n")
+    assert judge("NP309", b.document(streams=(first, added)))[0] == ()
 
 
 class Mixing(nn.Module):

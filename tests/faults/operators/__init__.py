@@ -13,6 +13,7 @@ from tests.faults.operators import (
     qk_norms,
     reparametrised,
     residual,
+    skips,
     stated,
 )
 
@@ -24,6 +25,7 @@ ALL: tuple[Fault, ...] = (
     *qk_norms.ALL,
     *stated.ALL,
     *residual.ALL,
+    *skips.ALL,
     *attention.ALL,
     *gradients.ALL,
     *initialisation.ALL,
