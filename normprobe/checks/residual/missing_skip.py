@@ -17,7 +17,7 @@ _NORMED = frozenset({"pre", "sandwich"})
 @final
 @dataclass(frozen=True)
 class MissingSkip(Check):
-    """Equal blocks have a skip around one branch and none around another one, or one block lacks what the others have.
+    """Equal blocks leave out the skip around one branch, or one block of several does.
 
     ## What it measures
 
