@@ -73,9 +73,7 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     attention = find_attention(flow)
     streams, others, trunks = _streams(flow, model, norms, attention)
     sites = [read_attention(flow, op, norms) for op in attention]
-    norms = with_reduced(
-        norms, flow, [op.query for op, site in zip(attention, sites, strict=True) if site.record.causal]
-    )
+    norms = with_reduced(norms, flow, _causal_queries(attention, sites))
     aside = [*find_static_norms(model, candidates), *find_unused_norms(model, trace)]
     value = head_value(flow, model)
     head = read_head(flow, value, model) if value is not None else None
@@ -90,9 +88,12 @@ def read(model: nn.Module, trace: Trace) -> Reading:
     assumed = [Skipped(what="data flow", why=note) for note in trace.notes]
     unread = _unread(flow, value) if head is None else []
     unread += [*_unknown_kinds(flow, streams), *_unknown_rows(sites), *unread_sums(flow, trunks)]
-    return Reading(
-        anatomy, (*assumed, *found.skipped, *_scripted(model), *unread), trace.wrote, find_blocked(model, flow, norms)
-    )
+    skipped = (*assumed, *found.skipped, *_scripted(model), *unread)
+    return Reading(anatomy, skipped, trace.wrote, find_blocked(model, flow, norms))
+
+
+def _causal_queries(attention: Sequence[AttentionOp], sites: Sequence[ReadSite]) -> list[int]:
+    return [op.query for op, site in zip(attention, sites, strict=True) if site.record.causal]
 
 
 def _unread(flow: Flow, value: int | None) -> list[Skipped]:
