@@ -27,7 +27,7 @@ WITHOUT_VALUES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma4_text", "gemma4_text/moe", "vaultgemma", "recurrent_gemma"), SCALES),
     **dict.fromkeys(("custom_rezero", "custom_skipinit"), VALUES),  # parameters of one element
     # all experts run there; with values only those that tokens chose
-    "switch_transformers": r"((.*\.branches\[5\]|\.weights).*|\.norms\[\d+\]\.over_(places|tokens))",
+    "switch_transformers": r"((.*\.branches\[5\]|\.weights).*|\.norms\[\d+\]\.over_places)",
     "deepseek_v4": r".*\.branches\[\d+\]\.kind",  # the choice of its experts is not seen: "other" there
     "hf_segformer": r".*\.(parameters|readers|writers|weights).*",  # the same ones in another order
 }
