@@ -13,6 +13,7 @@ from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
 from normprobe.rewrites.qk import AddQKNorm, QKClip
+from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
 
 __all__ = [
     "ALL",
@@ -27,11 +28,13 @@ __all__ = [
     "QKClip",
     "Refusal",
     "Rewrite",
+    "ScaleResidual",
     "SetEps",
     "Site",
     "Sites",
     "StoreGains",
     "Survey",
+    "ToPostNorm",
     "ToRMSNorm",
     "UpcastNorms",
     "find",

@@ -11,13 +11,13 @@ from torch.utils import _pytree as pytree
 
 from normprobe.anatomy.flow.build import build as build_flow
 from normprobe.anatomy.flow.levels import Levels
-from normprobe.anatomy.flow.ops import LIGHT
+from normprobe.anatomy.flow.ops import LIGHT, Role
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.readout import steps_behind
 from normprobe.capture.calls import TensorSpec
 from normprobe.capture.trace import Call, Node
-from normprobe.records import OpSite, Stream
+from normprobe.records import Branch, OpSite, Stream
 from normprobe.rewrites.base import Survey, module_at
 
 
@@ -52,7 +52,7 @@ class Boundaries:
     def entry(self, stream: Stream) -> Boundary | None:
         """The module that reads the whole stream before its first branch does, the earliest; None: there is none."""
         value, found = self.start(stream), None
-        once = [c for c in self.trace.calls if not c.composite and self.runs[c.path] == 1 and c.path != "."]
+        once = [c for c in self.trace.calls if self._once(c)]
         while value is not None and stream.width is not None:
             found = self._reader(value, stream.width, once) or found
             step = self.flow.made_by(value)
@@ -74,8 +74,44 @@ class Boundaries:
         value = self._last_value(stream.branches[-1].add)
         if value is None or stream.width is None:
             return None
-        once = [c for c in self.trace.calls if not c.composite and self.runs[c.path] == 1 and c.path != "."]
+        once = [c for c in self.trace.calls if self._once(c)]
         return self._reader(value, stream.width, once) or self._producer(value, stream, once)
+
+    def write(self, branch: Branch) -> str | None:
+        """The module whose first output is what `branch` adds, unchanged, and nothing else reads; None: there is none.
+
+        The last that returns it (a dropout behind the weights), or what that lies in and returns it too.
+        """
+        node = self._node(branch.add)
+        if node is None or not branch.apart:
+            return None
+        return self._returning(node.inputs[1 - branch.trunk], node, branch)
+
+    def _returning(self, value: int, reader: Node, branch: Branch) -> str | None:
+        """The module that returns `value` to `reader` alone; of a sum of several branches that of the own part."""
+        if any(step.node.id != reader.id for step in self.flow.readers(value)):
+            return None
+        calls = [c for c in self.trace.calls if c.outputs[:1] == (value,) and self._once(c)]
+        calls = [c for c in calls if not self.trace.inside(reader.call, c.id)]
+        around = [c.path for c in calls if self.trace.inside(calls[-1].id, c.id)]
+        if around:
+            return around[0]
+        step = self.flow.made_by(value)
+        parts = step.inputs if step is not None and step.role is Role.ADD else ()
+        own = [part for part in parts if self._written_by(part, branch)]
+        return self._returning(own[0], step.node, branch) if step is not None and len(own) == 1 else None
+
+    def _written_by(self, value: int, branch: Branch) -> bool:
+        """Whether a weight that writes the branch made this value, moves, factors and biases apart."""
+        step = self.flow.made_by(value)
+        while step is not None and step.role in LIGHT and len(step.inputs) == 1:
+            step = self.flow.made_by(step.inputs[0])
+        if step is not None and step.role is Role.ADD:
+            return any(self._written_by(part, branch) for part in step.inputs)
+        return step is not None and not set(branch.writers).isdisjoint(step.parameters)
+
+    def _once(self, call: Call) -> bool:
+        return not call.composite and self.runs[call.path] == 1 and call.path != "."
 
     def _last_value(self, site: OpSite) -> int | None:
         node = self._node(site)

@@ -17,6 +17,7 @@ from normprobe.rewrites.norms.gain_form import StoreGains
 from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.qk import AddQKNorm, QKClip
+from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
 
 ALL: tuple[type[Rewrite], ...] = (
     UpcastNorms,
@@ -26,6 +27,8 @@ ALL: tuple[type[Rewrite], ...] = (
     FoldGains,
     AddFinalNorm,
     ToRMSNorm,
+    ToPostNorm,
+    ScaleResidual,
     AddQKNorm,
     QKClip,
     Initialise,

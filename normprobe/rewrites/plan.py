@@ -11,6 +11,7 @@ from torch import nn
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError, SettingError
 from normprobe.rewrites.base import Effect, Rewrite, Sites, Survey
+from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
 
 State = Literal["planned", "applied", "undone"]
@@ -81,6 +82,7 @@ class Plan:
     def __init__(self, model: nn.Module, inputs: Inputs, steps: Sequence[tuple[Rewrite, Sites]]) -> None:
         self._model, self._inputs, self._undo = model, inputs, ExitStack()
         self.steps = tuple(steps)
+        self._fused = fused_around(model, tuple(site for _, found in self.steps for site in found.sites))
         self.state: State = "planned"
         self.proof: Proof | None = None
 
@@ -152,6 +154,7 @@ class Plan:
 
     def _change(self, undo: ExitStack) -> None:
         """Every site in order; a failure says where, and unwinds `undo` on its way out."""
+        keep_plain(self._model, self._fused, undo)
         done, total = 0, sum(len(found.sites) for _, found in self.steps)
         for rewrite, found in self.steps:
             for site in found.sites:
@@ -180,6 +183,8 @@ class Plan:
             rows += _rows(rewrite, found)
         if any(site.added for _, found in self.steps for site in found.sites):
             rows.append("parameters are added: an optimiser made before does not hold them")
+        if self._fused:
+            rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
         memory = sum(site.undo_bytes for _, found in self.steps for site in found.sites)
         rows.append(f"undo holds {_count(memory, 'byte')}")
         if self.proof is not None:

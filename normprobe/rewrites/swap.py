@@ -25,16 +25,20 @@ else:
 
 
 class Layer(_Module):
-    """Base of what is laid over a module's class; subclasses define `forward` and call `super().forward`."""
+    """Base of what is laid over a module's class; subclasses define `forward` and call `super().forward`.
 
-    note: ClassVar[str]
+    What a layer defines hides what the module below has by the same name, and layers lie over each other: names have to
+    be its own, and looked up on the layer's class, not on the object.
+    """
+
+    NOTE: ClassVar[str]
 
     def extra_repr(self) -> str:
         """The module's own text, and what was laid over its class, lowest first."""
         notes = [
-            kind.__dict__["note"]
+            kind.__dict__["NOTE"]
             for kind in reversed(type(self).__mro__)
-            if issubclass(kind, Layer) and "note" in kind.__dict__
+            if issubclass(kind, Layer) and "NOTE" in kind.__dict__
         ]
         return ", ".join(text for text in (super().extra_repr(), *notes) if text)
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests import models
 from tests.anatomy.reading import anatomy_of, only_stream
 
 WIDTH, HEADS = 16, 4
@@ -157,3 +158,30 @@ class TokenMixing(nn.Module):
 def test_the_width_of_a_mixer_is_that_of_its_features() -> None:
     stream = only_stream(anatomy_of(nn.Sequential(TokenMixing(), TokenMixing()), tokens()))
     assert (stream.width, stream.feature_axis) == (WIDTH, -1)
+
+
+class Scaled(nn.Module):
+    """Attention and an MLP of one norm, each with a gain of its own before they are summed."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(32), last
+        self.attention, self.mlp = models.Attention(), models.Mlp()
+        self.gains = nn.ParameterList(nn.Parameter(torch.randn(32)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        writes = self.gains[0] * self.attention(h) + 0.5 * self.mlp(h) * self.gains[1]
+        return writes + x if self.last else x + writes
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_parallel_branches_have_the_scales_of_their_own(last: bool) -> None:
+    model = nn.Sequential(*(Scaled(last) for _ in range(3)), nn.LayerNorm(32), nn.Linear(32, 8))
+    stream = only_stream(anatomy_of(model, torch.randn(2, 7, 32)))
+    found = [(branch.kind, branch.branch_scale.kind, branch.branch_scale.parameter) for branch in stream.branches]
+    assert found == [
+        each
+        for i in range(3)
+        for each in (("attention", "channel", f"{i}.gains.0"), ("mlp", "channel", f"{i}.gains.1"))
+    ]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites import ALL, AddFinalNorm, Effect, Rewrite, UpcastNorms, load, make_plan
-from tests.models import decoder, llama
+from normprobe.rewrites import ALL, AddFinalNorm, Effect, Rewrite, ScaleResidual, UpcastNorms, load, make_plan
+from tests.models import decoder, llama, torch_encoder
 from tests.rewrites.cases import Scaled, narrow_decoder, snapshot
 
 NORMS = ("blocks.0.mix.norm", "blocks.1.mix.norm")
@@ -170,3 +170,25 @@ def test_a_hugging_face_model_keeps_its_abilities() -> None:
     enable()
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert model.lm_head.final_norm.weight.grad is not None
+
+
+def test_torchs_fused_encoder_path_does_not_pass_a_rewrite_by() -> None:
+    """In eval mode without gradients torch would compute the layer from its weights and call no module of it."""
+    model, x = torch_encoder(True, True)
+    with torch.no_grad():
+        before = model(x)
+    plan = make_plan(model, [ScaleResidual("constant", 0.5, preserve=False)], x)
+    assert "torch's fused path of layers.0, layers.1 is off" in str(plan)
+    plan.apply()
+    with torch.no_grad():
+        plain = model(x)
+        assert torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            wanted = model(x)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        assert torch.allclose(plain, wanted, atol=1e-5)
+        assert not torch.allclose(plain, before, atol=1e-3)
+        plan.undo()
+        assert torch.equal(model(x), before)

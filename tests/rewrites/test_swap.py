@@ -14,14 +14,14 @@ from normprobe.rewrites.swap import Layer, lay, why_not
 
 
 class Doubling(Layer):
-    note = "doubled"
+    NOTE = "doubled"
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
 
 
 class Adding(Layer):
-    note = "one more"
+    NOTE = "one more"
 
     def forward(self, x: Tensor) -> Tensor:
         return 1 + super().forward(x)

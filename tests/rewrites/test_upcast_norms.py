@@ -174,8 +174,8 @@ def test_a_clamp_in_half_precision_behind_a_fused_reduction_is_a_site() -> None:
 
 def test_a_wrong_gain_is_caught_before_anything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """One per cent, planted into the layer itself."""
-    below = Upcast._below
-    monkeypatch.setattr(Upcast, "_below", lambda self, x: 1.01 * below(self, x))
+    below = Upcast.normprobe_below
+    monkeypatch.setattr(Upcast, "normprobe_below", lambda self, x: 1.01 * below(self, x))
     monkeypatch.setattr("normprobe.rewrites.norms.upcast._HALF", (torch.float16, torch.bfloat16, torch.float64))
     assert "would be" in refusals(*narrow_decoder())[0]
 

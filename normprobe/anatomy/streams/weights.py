@@ -148,7 +148,8 @@ def _scale(flow: Flow, write: Write, part: Part, value: int, model: nn.Module, c
     joins = step is not None and (step.role is Role.ADD or base(step.node.op) in ("aten.sum", "aten.stack"))
     if step is None or not joins or found.kind != "none" or step.id not in part.region:
         return found
-    summands = [_summand(flow, write, part, v, model) for v in step.inputs]
+    own = [v for v in step.inputs if v == write.source or flow.producer.get(v) in part.region]
+    summands = [_summand(flow, write, part, v, model) for v in own or step.inputs]  # others are of a parallel branch
     return summands[0] if len({s.kind for s in summands}) == 1 else found
 
 

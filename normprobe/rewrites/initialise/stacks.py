@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from normprobe.records import Anatomy, Stream
-from normprobe.theory import deepnorm
+from normprobe.records import Anatomy
+from normprobe.rewrites.deepnorm import scales
 
 PartName = Literal["q", "k", "v"]
 
@@ -51,7 +51,7 @@ def unknown_readers(anatomy: Anatomy, known: Mapping[str, tuple[Part, ...]]) -> 
 
 def betas(anatomy: Anatomy) -> Mapping[str, float]:
     """DeepNorm's β for every weight of a branch; keys and values that come from outside have that of their queries."""
-    of_stream = _by_stream(anatomy)
+    of_stream = {index: scale.beta for index, scale in scales(anatomy).items()}
     found = {
         site.parameter: of_stream[site.stream]
         for site in anatomy.weights
@@ -63,23 +63,3 @@ def betas(anatomy: Anatomy) -> Mapping[str, float]:
             others = (attention.columns[name].parameter for name in attention.columns)
             found |= {name: found[query.parameter] for name in others if name not in found}
     return found
-
-
-def _by_stream(anatomy: Anatomy) -> Mapping[int, float]:
-    """β by stream: of an encoder-decoder where one of two streams attends to the other, else of a stack alone.
-
-    Layers are the blocks that write to the stream. Source: Wang et al. 2022 (DeepNet), fig. 2.
-    """
-    layers = {
-        i: len({(branch.block, branch.layer) for branch in stream.branches}) for i, stream in enumerate(anatomy.streams)
-    }
-    decoders = [i for i, stream in enumerate(anatomy.streams) if _crosses(stream)]
-    encoders = [i for i in layers if i not in decoders]
-    if len(decoders) == 1 and len(encoders) == 1:
-        both = deepnorm("encoder-decoder", encoder_layers=layers[encoders[0]], decoder_layers=layers[decoders[0]])
-        return {encoders[0]: both["encoder"].beta, decoders[0]: both["decoder"].beta}
-    return {i: deepnorm("encoder", encoder_layers=n)["encoder"].beta for i, n in layers.items()}
-
-
-def _crosses(stream: Stream) -> bool:
-    return any(branch.kind == "cross_attention" for branch in stream.branches)

@@ -24,10 +24,10 @@ _KINDS = ("layernorm", "rmsnorm")
 class NormedInput(AtInput):
     """Norms one argument before the forward below sees it."""
 
-    note = "norms its input (normprobe)"
-    key = "_final_norm_argument"
+    NOTE = "norms its input (normprobe)"
+    KEY = "_final_norm_argument"
 
-    def act(self, stream: Tensor) -> Tensor:
+    def normprobe_act(self, stream: Tensor) -> Tensor:
         """The stream, normed."""
         normed: Tensor = self.get_submodule(_CHILD)(stream)
         return normed
@@ -37,9 +37,9 @@ class NormedInput(AtInput):
 class NormedOutput(AtOutput):
     """Norms the first tensor that the forward below returns."""
 
-    note = "norms its output (normprobe)"
+    NOTE = "norms its output (normprobe)"
 
-    def act(self, stream: Tensor) -> Tensor:
+    def normprobe_act(self, stream: Tensor) -> Tensor:
         """The stream, normed."""
         normed: Tensor = self.get_submodule(_CHILD)(stream)
         return normed

@@ -50,12 +50,12 @@ class Computed(Layer):
     wider.
     """
 
-    note = "computed by its closed form (normprobe)"
+    NOTE = "computed by its closed form (normprobe)"
     KEY: ClassVar[str] = "_norm_form"
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(x − mean) / √(var + eps) · gain + offset, or the same without the mean."""
-        form: Form = self.__dict__[self.KEY]
+        form: Form = self.__dict__[Computed.KEY]
         gain, offset = (None if name is None else getattr(self, name) for name in (form.weight, form.bias))
         if form.fused and not form.one_plus and not form.after_cast and _one_dtype(x, gain, offset):
             return _fused(x, form, gain, offset)

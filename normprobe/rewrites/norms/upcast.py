@@ -31,7 +31,7 @@ class Upcast(Layer):
     module is written. Every other dtype goes straight through, bit for bit as before.
     """
 
-    note = "half precision computed in float32 (normprobe)"
+    NOTE = "half precision computed in float32 (normprobe)"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own forward, any shapes; floating outputs come back in the input's dtype."""
@@ -39,10 +39,11 @@ class Upcast(Layer):
         if dtype not in _HALF:
             return super().forward(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
-        output = _twin(self)._below(*args, **kwargs)
+        output = _twin(self).normprobe_below(*args, **kwargs)
         return pytree.tree_map_only(Tensor, partial(_narrow, dtype), output)
 
-    def _below(self, *args: Any, **kwargs: Any) -> Any:
+    def normprobe_below(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward below."""
         return super().forward(*args, **kwargs)
 
 

@@ -60,14 +60,14 @@ class HeadNorm(nn.Module):
 class NormedHeads(Layer):
     """Norms the queries or keys among the output features of the projection below."""
 
-    note = "norms queries or keys of its output (normprobe)"
+    NOTE = "norms queries or keys of its output (normprobe)"
     KEY: ClassVar[str] = "_head_norms"
     ASIDE: ClassVar[str] = "_head_norms_aside"  # set while the model runs as it was
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own forward; its output is (…, features)."""
         output = super().forward(*args, **kwargs)
-        for name, rows in () if self.__dict__.get(self.ASIDE) else self.__dict__[self.KEY]:
+        for name, rows in () if self.__dict__.get(NormedHeads.ASIDE) else self.__dict__[NormedHeads.KEY]:
             output = _normed(output, self.get_submodule(name), rows)
         return output
 

@@ -20,10 +20,10 @@ def centred(x: Tensor) -> Tensor:
 class CentredInput(AtInput):
     """Takes the mean over the features from the stream that enters."""
 
-    note = "takes the mean from the stream (normprobe)"
-    key = "_centred_argument"
+    NOTE = "takes the mean from the stream (normprobe)"
+    KEY = "_centred_argument"
 
-    def act(self, stream: Tensor) -> Tensor:
+    def normprobe_act(self, stream: Tensor) -> Tensor:
         """The stream, centred."""
         return centred(stream)
 
@@ -32,8 +32,8 @@ class CentredInput(AtInput):
 class CentredOutput(AtOutput):
     """Takes the mean over the features from the stream that leaves."""
 
-    note = "takes the mean from the stream (normprobe)"
+    NOTE = "takes the mean from the stream (normprobe)"
 
-    def act(self, stream: Tensor) -> Tensor:
+    def normprobe_act(self, stream: Tensor) -> Tensor:
         """The stream, centred."""
         return centred(stream)
