@@ -4,7 +4,8 @@
     python benchmarks/faults.py [--only CODE …] [--models PATTERN] [--workers 2] [--json FILE] [--no-write]
 
 Every operator of tests/faults is planted in every model that has a place for it: the small ones of the tests and, where
-the folder `shared` lies beside the repository, those with facts that were read by hand. A fault counts as found where
+the folder `shared` lies beside the repository, those with facts that were read by hand; faults that hang on the width
+are planted in rows of models that a sweep trains. A fault counts as found where
 the check raises its code at a place where the untouched model does not, as severe as it has to be, and nothing of that
 severity that the fault does not deserve sorts in front. Where the check says that it could not look, and why, the
 fault is counted apart. A run over all codes and models writes its table into docs/calibration.md. Exit code 1 where
@@ -36,6 +37,7 @@ import torch
 
 from benchmarks.page import write_section
 from tests import truth
+from tests.faults import widths
 from tests.faults.architectures import BUILDS
 from tests.faults.operators import ALL
 from tests.faults.running import Subject, judged
@@ -46,7 +48,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "calibration.md"
 
 def names() -> list[str]:
     """All models."""
-    return [*(f"tests {name}" for name in BUILDS), *truth.entries()]
+    swept = (f"widths {name}" for name in widths.BUILDS)
+    return [*(f"tests {name}" for name in BUILDS), *swept, *truth.entries()]
 
 
 def subject(name: str) -> Subject:
@@ -58,6 +61,11 @@ def subject(name: str) -> Subject:
 def tried(name: str, codes: Sequence[str]) -> list[dict[str, Any]]:
     """What became of every fault that applies to a model; one row `not built` where it cannot be built."""
     _quiet()
+    row_of_models = name.removeprefix("widths ")
+    if row_of_models != name:
+        asked = widths.FAULTS if not codes or widths.CODE in codes else ()
+        swept = (widths.judged(row_of_models, fault) for fault in asked)
+        return [asdict(outcome) for outcome in swept if outcome is not None]
     found = subject(name)
     try:
         found.anatomy  # noqa: B018

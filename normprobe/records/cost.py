@@ -31,8 +31,8 @@ class NormCost(Record):
 
 
 class CostMeasure(Record):
-    """All norms that are modules. Times are those of this machine as it was busy then, and all of one forward: the one
-    whose time is the median of the timed forwards.
+    """All norms that are modules. Times are those of this machine, and all of one forward: the fastest of the timed
+    ones, as what else the machine does only adds.
 
     Attributes:
         basis: `unit` is seconds; `count` is the number of timed forwards.

@@ -39,3 +39,9 @@ def test_a_model_is_tried_with_the_faults_that_apply() -> None:
     rows = tried("tests by_hand", ["NP201", "NP705"])
     assert {(r["code"], r["said"]) for r in rows} == {("NP201", "found")}
     assert len(rows) > 1
+
+
+def test_a_row_of_models_is_tried_by_a_sweep() -> None:
+    rows = tried("widths perceptrons", ["NP607"])
+    assert {(r["code"], r["said"], r["model"]) for r in rows} == {("NP607", "found", "perceptrons")}
+    assert tried("widths perceptrons", ["NP201"]) == []

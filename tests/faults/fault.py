@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -45,6 +46,7 @@ class Conditions:
         sound: the optimiser for the model without it.
         inputs: changes the inputs before the model sees them, with the fault or without.
         prepare: changes the model, with its inputs at hand, before anything is planted; the untouched one too.
+        around: what every probe runs in, such as a group of processes.
         states: a fact that the configuration has to state (`normprobe.records.declared`); else the fault does not
             apply.
     """
@@ -56,6 +58,7 @@ class Conditions:
     sound: Callable[[nn.Module, Anatomy], Optimizer] | None = None
     inputs: Callable[[Any], Any] | None = None
     prepare: Callable[[nn.Module, Anatomy, Any], None] | None = None
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
     states: str | None = None
 
 

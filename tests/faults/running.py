@@ -108,9 +108,9 @@ class Subject:
 
 
 def _probe(model: nn.Module, inputs: Any, conditions: Conditions, optimizer: Any) -> Report:
-    return normprobe.probe(
-        model, inputs, level=conditions.level, measures=conditions.measures, optimizer=optimizer, seed=0
-    )
+    asked = {"level": conditions.level, "measures": conditions.measures, "optimizer": optimizer}
+    with conditions.around():
+        return normprobe.probe(model, inputs, **asked, seed=0)
 
 
 def judged(subject: Subject, fault: Fault, seed: int = 0) -> Outcome | None:

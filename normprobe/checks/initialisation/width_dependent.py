@@ -25,7 +25,8 @@ class WidthDependent(SweepCheck):
     In `normprobe sweep TARGET --widths …` or `normprobe.coordinate_check`: the exponents, by width, of the RMS of
     every module's output after a few steps of Adam, and of how far these steps moved it. Under muP (normprobe's
     parameter groups and initial scales) both should be 0 but for readouts, which start smaller. A warning: an
-    output or its movement grows there from width to width, or its movement shrinks; or it is not finite at a width.
+    output or its movement grows there, or its movement shrinks, from each width to the next by half of the limit at
+    least; or it is not finite at a width.
     Under the standard parametrisation growth is what theory expects; it is a note. A sweep over depths is not
     judged.
 
@@ -63,24 +64,26 @@ class WidthDependent(SweepCheck):
             return
         for one in sweep.sweeps:
             standard = one.parametrisation == "standard"
-            exponents = {row.path: self._exponent(row) for row in one.modules}
+            exponents = {row.path: self._exponent(row, sweep.sizes) for row in one.modules}
             grown = [row for row in one.modules if self.exceeds(exponents[row.path], self.grows)]
             if grown:
                 worst = max(exponents[row.path] for row in grown)
                 yield self._found(grown, len(exponents), worst, "grows", standard=standard)
-            gone = [row for row in one.modules if row not in grown and _falls(row.update, row.update_slope)]
-            gone = [row for row in gone if self.exceeds(row.update_slope, least=self.vanishes)]
+            gone = [row for row in one.modules if row not in grown and self._vanishes(row, sweep.sizes)]
             if gone and not standard:
                 worst = min(row.update_slope for row in gone)
                 yield self._found(gone, len(exponents), worst, "vanishes", standard=False)
 
-    @staticmethod
-    def _exponent(row: ModuleScale) -> float:
+    def _exponent(self, row: ModuleScale, sizes: Sequence[int]) -> float:
         """The larger exponent of what rises from each width to the next; infinite where an output is not finite."""
         if not all(map(math.isfinite, row.activation)):
             return math.inf
         pairs = (row.activation, row.activation_slope), (row.update, row.update_slope)
-        return max((slope for values, slope in pairs if _falls(values[::-1], -slope)), default=0.0)
+        return max((slope for values, slope in pairs if _least(values, sizes) > self.grows / 2), default=0.0)
+
+    def _vanishes(self, row: ModuleScale, sizes: Sequence[int]) -> bool:
+        least = -_least([1 / value if value > 0 else math.nan for value in row.update], sizes)
+        return least < self.vanishes / 2 and self.exceeds(row.update_slope, least=self.vanishes)
 
     def _found(self, rows: Sequence[ModuleScale], known: int, worst: float, against: str, *, standard: bool) -> Finding:
         what = "give or move by more" if against == "grows" else "move by less"
@@ -96,6 +99,9 @@ class WidthDependent(SweepCheck):
         )
 
 
-def _falls(values: Sequence[float], slope: float) -> bool:
-    """Whether there is a slope, and each value is below the one before."""
-    return not math.isnan(slope) and all(later < earlier for earlier, later in pairwise(values))
+def _least(values: Sequence[float], sizes: Sequence[int]) -> float:
+    """The least exponent of `values` between two neighbouring sizes; -inf where one is not above 0 or not finite."""
+    if not all(0 < value < math.inf for value in values):
+        return -math.inf
+    pairs = zip(pairwise(values), pairwise(sizes), strict=True)
+    return min(math.log(later / earlier) / math.log(large / small) for (earlier, later), (small, large) in pairs)

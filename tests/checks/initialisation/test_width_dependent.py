@@ -71,10 +71,14 @@ def test_under_mup_growth_and_vanishing_are_warnings(slopes: tuple[float, float]
 
 def test_what_does_not_go_one_way_from_width_to_width_is_chance() -> None:
     uneven = {"activation": (1.0, 9.0, 8.0), "update": (9.0, 1.0, 2.0), "activation_slope": 1.5, "update_slope": -1.1}
+    once = {"activation": (1.0, 1.1, 3.0), "update": (3.0, 1.0, 0.9), "activation_slope": 0.8, "update_slope": -0.87}
+    twice = {"activation": (1.0, 1.2, 3.0), "update": (3.0, 1.0, 0.8), "activation_slope": 0.8, "update_slope": -0.95}
     report = swept((0.0, 0.0))
-    rows = tuple(row.model_copy(update=uneven) for row in report.sweeps[0].modules)
-    sweeps = (report.sweeps[0].model_copy(update={"modules": rows}),)
-    assert judged_sweep(report.model_copy(update={"sweeps": sweeps}), Settings()).findings == ()
+    for facts, limits in ((uneven, []), (once, []), (twice, [0.4]), (twice | {"activation": (1.0,) * 3}, [-0.4])):
+        rows = tuple(row.model_copy(update=facts) for row in report.sweeps[0].modules)
+        sweeps = (report.sweeps[0].model_copy(update={"modules": rows}),)
+        found = judged_sweep(report.model_copy(update={"sweeps": sweeps}), Settings()).findings
+        assert [one.limit for one in found] == limits
 
 
 def test_a_module_that_does_not_move_is_not_judged() -> None:

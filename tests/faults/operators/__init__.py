@@ -5,6 +5,7 @@ from tests.faults.operators import (
     attention,
     batchnorm,
     branches,
+    cost,
     gains,
     gradients,
     initialisation,
@@ -15,6 +16,7 @@ from tests.faults.operators import (
     residual,
     skips,
     stated,
+    tokens,
 )
 
 ALL: tuple[Fault, ...] = (
@@ -31,4 +33,6 @@ ALL: tuple[Fault, ...] = (
     *initialisation.ALL,
     *batchnorm.ALL,
     *reparametrised.ALL,
+    *tokens.ALL,
+    *cost.ALL,
 )

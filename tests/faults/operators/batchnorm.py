@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils import _pytree as pytree
 
 from normprobe.records import Anatomy
-from tests.faults.edits import module_at, norm_at, parameter, writing
+from tests.faults.edits import module_at, norm_at, parameter, replace, writing
 from tests.faults.fault import Conditions, Fault, NotHereError, Site, fault
 from tests.faults.operators.gains import look_trained
 
@@ -154,6 +156,42 @@ def small_batch(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     model.train()
 
 
+@contextmanager
+def two_processes() -> Iterator[None]:
+    """This process as the first of two that train together; nothing is sent to the other."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def synchronised(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
+    """Every batch norm shares its statistics, as far as torch can make it."""
+    for site in kept(anatomy):
+        own = module_at(model, site.path)
+        made = nn.SyncBatchNorm.convert_sync_batchnorm(own)
+        if made is not own:
+            made.__dict__["own"] = own
+            replace(model, site.path, made)
+
+
+@fault(
+    "one norm that does not share its statistics with the other processes",
+    "NP704",
+    "warning",
+    kept,
+    Conditions(level="forward", prepare=synchronised, around=two_processes),
+)
+def alone(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    shared = module_at(model, site.path)
+    if not isinstance(shared, nn.SyncBatchNorm):
+        raise NotHereError("torch does not know it as a batch norm")
+    replace(model, site.path, shared.__dict__["own"])
+
+
 ALL: tuple[Fault, ...] = (
     reset,
     lost,
@@ -166,4 +204,5 @@ ALL: tuple[Fault, ...] = (
     flagged,
     held,
     small_batch,
+    alone,
 )
