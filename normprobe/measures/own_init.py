@@ -1,4 +1,4 @@
-"""What a model's own class draws: the weights of a fresh instance with the same configuration."""
+"""What a model's own class makes: a fresh instance with the same configuration, and the weights that it draws."""
 
 from __future__ import annotations
 
@@ -23,15 +23,35 @@ def own_weights(model: nn.Module, seed: int) -> tuple[Mapping[str, Tensor], str]
         model: whose class is built anew.
         seed: of the weights.
     """
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+    if not _configured(model):
         return {}, ""
     if sum(p.numel() for p in model.parameters()) > MOST:
         return {}, f"it was not built anew to compare, as it has more than {MOST:,} parameters"
     with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
         torch.manual_seed(seed)
         try:
-            fresh = type(model)(copy.deepcopy(model.config))
+            return dict(_built(model).named_parameters()), ""
         except Exception as error:  # whatever a foreign constructor raises that wants more than its configuration
             return {}, f"its class cannot be built from its configuration: {type(error).__name__}: {error}"
-    return dict(fresh.named_parameters()), ""
+
+
+def own_structure(model: nn.Module) -> nn.Module | None:
+    """A fresh instance on the meta device, which holds no values; None where the class cannot be built so."""
+    if not _configured(model):
+        return None
+    with torch.random.fork_rng(devices=()), torch.device("meta"):
+        try:
+            return _built(model)
+        except Exception:  # whatever a foreign constructor raises that wants values, or more than its configuration
+            return None
+
+
+def _configured(model: nn.Module) -> bool:
+    """Whether the class of a model is built from its configuration alone: those of transformers are."""
+    transformers: Any = sys.modules.get("transformers")
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
+def _built(model: Any) -> nn.Module:
+    fresh: nn.Module = type(model)(copy.deepcopy(model.config))
+    return fresh

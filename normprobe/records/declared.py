@@ -34,6 +34,8 @@ class Declared(Record):
             logits, whether branches run side by side, whether norms sit before branches (else on their sums), the
             soft-cap of logits, whether head and embedding are one.
         stated: what stands in the field.
+        own: of an eps that no norm on a stream has, those of them that the model's own class builds with the same
+            settings from this configuration: its code does not hand the field on to them.
         value: of the fact: of `query_pre_attn_scalar` 64, the factor 0.125.
     """
 
@@ -42,3 +44,4 @@ class Declared(Record):
     fact: Fact
     stated: bool | int | float
     value: bool | float
+    own: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ NormKind = Literal[
     "identity",
     "unknown",
 ]
+ON_STREAMS: frozenset[NormRole] = frozenset({"pre", "post", "output", "final"})
 AffineForm = Literal["weight", "weight+bias", "one_plus_weight", "one_plus_weight+bias", "none", "other"]
 EpsPlacement = Literal["inside_sqrt", "outside_sqrt", "clamp", "scaled", "none", "unknown"]
 Clamped = Literal["root", "mean_square"]

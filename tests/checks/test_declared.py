@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import normprobe
@@ -84,6 +85,42 @@ def test_np104_speaks_where_no_norm_of_the_stream_agrees() -> None:
     )
 
 
+def test_np104_takes_a_norm_of_the_readout_for_what_the_field_is_for() -> None:
+    """ConvNeXt's field is for the norm behind its pooling."""
+    off, own = b.norm("stages.1.norm", eps=1e-6), EPS.model_copy(update={"own": ("stages.1.norm",)})
+    readout = off, b.norm("norm", role="head")
+    assert judge("NP104", b.document(norms=readout, declared=(own,))) == ((), ())
+    for norms, declared, severity in (
+        (readout, EPS, "warning"),  # its class hands the field on
+        ((off, b.norm("norm", role="query")), own, "note"),
+        ((off, b.norm("norm", role="head", eps=1e-6)), own, "note"),
+    ):
+        (finding,), _ = judge("NP104", b.document(norms=norms, declared=(declared,)))
+        assert finding.severity.value == severity
+
+
+def test_np104_notes_what_the_class_builds_so() -> None:
+    norms = b.norm("blocks.0.norm", eps=1e-6), b.norm("norm", role="final", eps=1e-6)
+    for own, severity in ((("blocks.0.norm", "norm", "other"), "note"), (("norm",), "warning")):
+        (finding,), _ = judge("NP104", b.document(norms=norms, declared=(EPS.model_copy(update={"own": own}),)))
+        assert finding.severity.value == severity
+        assert ("the model's own class does not hand on" in finding.message) is (severity == "note")
+
+
+def test_np104_on_a_backbone_without_the_norm_that_reads_the_field() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"depths": [1, 2, 3, 1], "hidden_sizes": [8, 16, 24, 32], "out_features": ["stage2", "stage4"]}
+    model = transformers.ConvNextBackbone(transformers.ConvNextConfig(**sizes)).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 64, 64)}
+    (finding,) = found("NP104", model, inputs)
+    assert (finding.severity.value, len(finding.places)) == ("note", 4)
+    for norm in model.hidden_states_norms.values():
+        norm.eps = 1e-3
+    assert found("NP104", model, inputs)[0].severity.value == "warning"
+
+
 @pytest.mark.parametrize(("eps", "silent"), [(1.049e-5, True), (1.051e-5, False), (0.951e-5, True), (0.949e-5, False)])
 def test_np104_stands_at_its_limit(eps: float, silent: bool) -> None:
     finding, _ = judge("NP104", b.document(norms=(b.norm(eps=eps),), declared=(EPS,)))
@@ -115,6 +152,8 @@ def test_np104_goes_by_the_nearest_configuration_and_by_any_of_its_numbers() -> 
 
 
 def test_np104_says_what_it_could_not_compare() -> None:
+    (none,), _ = judge("NP104", b.document(norms=(b.norm(eps=None, eps_placement="none"),), declared=(EPS,)))
+    assert (none.value, none.message.startswith("no eps in all 1 norms on the stream")) == (0.0, True)
     finding, (skipped,) = judge("NP104", b.document(norms=(b.norm(eps=None),), declared=(EPS,)))
     assert (finding, skipped.why) == ((), "eps could not be told")
     assert judge("NP104", b.document(declared=())) == judge("NP212", b.document(declared=())) == ((), ())

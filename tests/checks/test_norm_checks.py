@@ -107,13 +107,22 @@ def test_np102_finds_an_eps_that_is_lost(dtype: str, facts: dict[str, Any], beco
         ("float16", {"eps": 1e-12, "reduction": "native"}),
         ("bfloat16", {"eps": 1e-12, "reduction": "input"}),
         ("float32", {"eps": 1e-12, "reduction": "input"}),
-        ("float16", {"eps": None, "eps_placement": "none", "reduction": "input"}),
+        ("float16", {"eps": None, "eps_placement": "none", "kind": "l2norm"}),
+        ("float16", {"eps": None, "eps_placement": "none", "executed": False}),
         ("float16", {"eps": 1e-12, "kind": "batchnorm", "frozen": True, "reduction": "input"}),
         ("float16", {"eps": None, "kind": "dyt", "eps_placement": "unknown"}),
     ],
 )
 def test_np102_passes_an_eps_that_is_kept(dtype: str, facts: dict[str, Any]) -> None:
     assert one("NP102", dtype, **facts) is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_np102_warns_where_there_is_no_eps(dtype: str) -> None:
+    found = one("NP102", dtype, eps=None, eps_placement="none")
+    assert found is not None
+    assert (found.severity.value, found.value, found.fix) == ("warning", 0.0, None)
+    assert found.message == "no eps is in force, or one of 0: a row of zeros gives NaN"
 
 
 @pytest.mark.parametrize(

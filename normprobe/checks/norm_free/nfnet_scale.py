@@ -33,7 +33,8 @@ class NfnetScale(Check):
     1/β is there to make it 1, and all of a stage the same: an activation lowers it (to 0.56 by silu, 0.58 by relu,
     whose gain may be part of the weights), and so does a pooling between stages, by what the neighbours differ. So a
     branch is compared with that one of its stage, up to the next projected or pooled shortcut, which lies nearest to
-    the stage before; and that one with the stage before, the first with 1.
+    the stage before; and that one with the stage before, the first with 1, or with what enters the stream where that is
+    less.
 
     ## Why it matters
 
@@ -82,34 +83,39 @@ class NfnetScale(Check):
         for stream in data.anatomy.streams:
             if not data.anatomy.held_by_constants(stream):
                 continue
-            states = () if stream.name not in measured else measured[stream.name].states
-            rows = [(stream.branches[s.branch], s.input_std) for s in states]
+            known = measured.get(stream.name)
+            rows = [] if known is None else [(stream.branches[s.branch], s.input_std) for s in known.states]
             seen = [Row(branch, std) for branch, std in rows if std is not None]
-            if not seen:
+            if known is None or not seen:
                 yield self.skip("what its branches read was not measured", [stream.name])
-            yield from self._told(list(self._judged(seen)), len(seen))
+                continue
+            yield from self._told(list(self._judged(seen, known.entry_rms)), len(seen))
 
-    def _judged(self, rows: list[Row]) -> Iterator[tuple[Row, float, str]]:
+    def _judged(self, rows: list[Row], entry: float) -> Iterator[tuple[Row, float, str]]:
         """The branches that are off, each with how often it has what is meant and the limit that this exceeds."""
-        before = 1.0
+        before = low = 1.0
+        between = self.between
+        if rows[0].branch.skip == "identity" and entry > 0:  # it reads what enters the stream, and nothing is pooled
+            low, between = min(1.0, entry), self.least
         for ends, stage in _stages(rows):
             meant = min((row.std for row in stage), key=lambda std: _apart(std, before), default=before)
-            whole = self._off(meant / before, self.between)
+            whole = self._off(meant, before, low, between) if stage else ""
             for row in stage:
-                against = whole or self._off(row.std / meant, self.least)
+                against = whole or self._off(row.std, meant, meant, self.least)
                 if against:
-                    yield row, row.std / (before if whole else meant), against
-            before = before if whole else meant
+                    yield row, row.std / (_meant(whole, before, low) if whole else meant), against
+            before = low = before if whole else meant
+            between = self.between
             for row in ends:
-                against = self._off(row.std / before, self.least)
+                against = self._off(row.std, before, low, self.least)
                 if against:
                     yield row, row.std / before, against
 
-    def _off(self, ratio: float, least: float) -> str:
-        """The name of the limit that a ratio exceeds; empty where it is none."""
-        if self.exceeds(ratio, self.most):
+    def _off(self, std: float, high: float, low: float, least: float) -> str:
+        """The name of the limit that a size exceeds, over `high` or over `low`; empty where it is none."""
+        if self.exceeds(std / high, self.most):
             return "most"
-        if not self.exceeds(ratio, least=least):
+        if not self.exceeds(std / low, least=least):
             return ""
         return "least" if least == self.least else "between"
 
@@ -140,6 +146,11 @@ def _stages(rows: list[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
             yield [row], stage
             stage = []
     yield [], stage
+
+
+def _meant(against: str, high: float, low: float) -> float:
+    """What a size that exceeds a limit is compared with."""
+    return high if against == "most" else low
 
 
 def _apart(value: float, other: float) -> float:

@@ -8,8 +8,8 @@ from typing import final
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
 from normprobe.checks.declarations import governs, stated
 from normprobe.records import Declared, Finding, NormSite, ReportData, Severity
+from normprobe.records.norms import ON_STREAMS
 
-_ON_STREAMS = frozenset({"pre", "post", "output", "final"})
 _KINDS = frozenset({"layernorm", "rmsnorm", "unknown"})
 
 
@@ -25,6 +25,10 @@ class EpsDiffersFromConfig(Check):
     no norm of the stream has a declared eps: where some have it and some not, the norms differ among
     themselves, which NP105 says. Norms elsewhere (on queries and keys, in stems and projectors) often have an
     eps of their own and are not compared.
+
+    A note where the model's own class builds its norms so from this configuration: then it is the code that does not
+    hand the field on, in every model of the class. Nothing, where the class does so and a norm in the readout has the
+    stated eps, which is what the field is for.
 
     ## Why it matters
 
@@ -60,29 +64,35 @@ class EpsDiffersFromConfig(Check):
         for path in dict.fromkeys(declared.path for declared in every):
             declared = [one for one in every if one.path == path]
             norms = [norm for norm in data.anatomy.norms if _judged(norm) and governs(declared[0], norm.path, every)]
-            unknown = [norm.path for norm in norms if norm.eps is None]
+            readout = [norm for norm in data.anatomy.norms if norm.executed and norm.role == "head"]
+            unknown = [norm.path for norm in norms if norm.eps is None and norm.eps_placement != "none"]
             if unknown:
                 yield self.skip("eps could not be told", unknown)
             elif norms and not any(self._agrees(norm, one) for norm in norms for one in declared):
-                yield self._found(norms, declared)
+                own = all({norm.path for norm in norms} <= set(one.own) for one in declared)
+                if not own or not any(self._agrees(norm, one) for norm in readout for one in declared):
+                    yield self._found(norms, declared, own)
 
     def _agrees(self, norm: NormSite, declared: Declared) -> bool:
         return norm.eps is not None and not self.exceeds(
             norm.eps / declared.value - 1, self.max_difference, least=-self.max_difference
         )
 
-    def _found(self, norms: list[NormSite], declared: list[Declared]) -> Finding:
+    def _found(self, norms: list[NormSite], declared: list[Declared], own: bool) -> Finding:
         said = " and ".join(f"{one.field} = {one.stated}" for one in declared)
-        values = " or ".join(dict.fromkeys(number(norm.eps or 0.0) for norm in norms))
+        each = ("no eps" if norm.eps is None else f"eps {number(norm.eps)}" for norm in norms)
+        found = f"{' or '.join(dict.fromkeys(each))} in all {len(norms)} norms on the stream"
+        more = ", which the model's own class does not hand on to them" if own else ""
         return self.finding(
             norms[0].path,
-            f"eps {values} in all {len(norms)} norms on the stream, where the configuration says {said}",
-            value=norms[0].eps,
+            f"{found}, where the configuration says {said}{more}",
+            value=norms[0].eps or 0.0,
             bound=float(declared[0].value),
             source=f"{declared[0].field} of the configuration",
+            severity=Severity.NOTE if own else None,
             places=[norm.path for norm in norms],
         )
 
 
 def _judged(norm: NormSite) -> bool:
-    return norm.executed and norm.module and norm.role in _ON_STREAMS and norm.kind in _KINDS
+    return norm.executed and norm.module and norm.role in ON_STREAMS and norm.kind in _KINDS

@@ -10,6 +10,8 @@ from normprobe.checks.norms.each_norm import EachNormCheck, seen_by
 from normprobe.records import Finding, NormSite, ReportData, Severity
 from normprobe.theory import Format
 
+_GUARDED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})  # what has an eps by custom
+
 
 @final
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class EpsVanishesInDtype(EachNormCheck):
     and is clamped afterwards, as torch.nn.functional.normalize does. A norm that reduces in float32 with eps
     inside the root uses eps in float32 and never loses it.
 
+    And, as a warning in every dtype, norms that divide by a statistic without any eps, where one is customary: a
+    copy that is given a row of zeros returns NaN.
+
     ## Why it matters
 
     With eps gone, a row of zeros (a padded position, a dead channel) is divided by zero: NaN, which attention
@@ -33,7 +38,8 @@ class EpsVanishesInDtype(EachNormCheck):
     ## What to do
 
     Take the statistic in float32 (`UpcastNorms`), or give a float16 norm an eps of at least 6e-8, better
-    1e-5. bfloat16 has the range of float32 and keeps every customary eps.
+    1e-5. bfloat16 has the range of float32 and keeps every customary eps. An eps of 0 is often a field that was
+    read as an integer, or a default that was never set.
 
     ## When to ignore it
 
@@ -49,8 +55,10 @@ class EpsVanishesInDtype(EachNormCheck):
 
     def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
         """One finding where eps is 0 in the dtype that the norm uses it in."""
-        if norm.frozen or norm.kind in ("dyt", "affine", "identity") or norm.eps_placement == "none":
+        if norm.frozen or norm.kind in ("dyt", "affine", "identity"):
             return None
+        if norm.eps_placement == "none":
+            return self._without(norm) if norm.executed and norm.kind in _GUARDED else None
         seen = seen_by(norm, data)
         if seen.form is None:
             return f"the dtype of its input, {seen.text!r}, is not one whose range is known"
@@ -58,6 +66,17 @@ class EpsVanishesInDtype(EachNormCheck):
         if vanishes is None:
             return f"could not tell eps, or whether it is used in {seen.form.name}"
         return self._found(norm, seen.form, seen.sure) if vanishes else None
+
+    def _without(self, norm: NormSite) -> Finding:
+        found = self.finding(
+            norm.path,
+            "no eps is in force, or one of 0: a row of zeros gives NaN",
+            value=0.0,
+            source="0/0 in every dtype",
+            severity=Severity.WARNING,
+            about="no eps",
+        )
+        return found.model_copy(update={"fix": None})
 
     def _vanishes(self, norm: NormSite, form: Format) -> bool | None:
         """Whether eps is lost, for an input in `form`; None where that cannot be told."""

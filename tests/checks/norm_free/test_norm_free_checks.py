@@ -170,14 +170,15 @@ def test_np802_skips_what_was_not_measured() -> None:
 
 
 def held(
-    *stds: float | None, drawn: float | None = 1.0, skips: dict[int, str] | None = None, **more: Any
+    *stds: float | None, drawn: float | None = 1.0, skips: dict[int, str] | None = None, entry: float = 1.0, **more: Any
 ) -> ReportData:
     stream = b.unnormed(len(stds), **more)
     branches = [
         branch.model_copy(update={"skip": (skips or {}).get(i, "identity")}) for i, branch in enumerate(stream.branches)
     ]
     stream = stream.model_copy(update={"branches": tuple(branches)})
-    return b.document(streams=(stream,), residual=(b.residual(*b.given(*stds)),), init=b.init(drawn))
+    measured = b.residual(*b.given(*stds)).model_copy(update={"entry_rms": entry})
+    return b.document(streams=(stream,), residual=(measured,), init=b.init(drawn))
 
 
 @pytest.mark.parametrize(
@@ -189,19 +190,30 @@ def held(
         ((1.0, 2.6, 1.0), [("blocks.1", "most")]),
         ((1.0, 0.4, 1.0), []),
         ((1.0, 0.39, 1.0), [("blocks.1", "least")]),
-        ((0.1, 0.1, 0.1), []),
-        ((0.09, 0.09, 0.09), [("blocks.0", "between")]),
+        ((0.4, 0.4, 0.4), []),
+        ((0.39, 0.39, 0.39), [("blocks.0", "least")]),
         ((3.0, 3.0, 3.0), [("blocks.0", "most")]),
         ((1.0, 3.0, 9.0, 1.0), [("blocks.1", "most")]),
         ((1.0, 10.0, 0.1), [("blocks.1", "most"), ("blocks.2", "least")]),
         ((1.0, math.nan, 1.0), [("blocks.1", "most")]),
-        ((0.0, 0.0, 0.0), [("blocks.0", "between")]),
+        ((0.0, 0.0, 0.0), [("blocks.0", "least")]),
     ],
 )
 def test_np803_compares_the_branches_of_a_stage(stds: tuple[float, ...], off: list[tuple[str, str]]) -> None:
     limits = {getattr(find("NP803"), name): name for name in ("most", "least", "between")}
     found = judged("NP803", held(*stds))
     assert [(one.where, limits[one.limit or 0]) for one in found] == off
+
+
+def test_np803_compares_the_first_branch_with_what_enters_the_stream() -> None:
+    """Inputs of another size than in training are not the constants' fault; constants that lower them are."""
+    stds = (0.2, 0.2, 0.2)
+    assert judged("NP803", held(*stds, entry=0.3)) == ()
+    (one,) = judged("NP803", held(*stds, entry=0.6))
+    assert (one.value, one.every_place) == (pytest.approx(0.2 / 0.6), ("blocks.0", "blocks.1", "blocks.2"))
+    assert judged("NP803", held(*stds, entry=50.0))[0].value == 0.2
+    beside = held(0.5, 0.1, 0.1, entry=0.3, skips={0: "projection"})  # what enters is not what is read there
+    assert judged("NP803", beside) == judged("NP803", held(0.5, 0.1, 0.1, entry=9.0, skips={0: "projection"}))
 
 
 def test_np803_lets_a_pooling_between_stages_lower_all_that_follows() -> None:

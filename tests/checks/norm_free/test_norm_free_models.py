@@ -205,6 +205,7 @@ def test_np802_small_embeddings_are_noted() -> None:
         (partial(n.Free, beta={1: 0.1}), image, {"blocks.1"}),
         (partial(n.Free, beta={4: 10.0}), image, {"blocks.4"}),
         (partial(n.Free, beta=dict.fromkeys(range(6), 10.0)), image, {f"blocks.{i}" for i in range(6)}),
+        (partial(n.Free, beta=dict.fromkeys(range(6), 0.125)), image, {f"blocks.{i}" for i in range(6)}),
         (partial(n.Held, 0.5, 10.0), vector, set()),
         (partial(n.Held, 0.5, 0.05), vector, set()),
     ],

@@ -42,6 +42,11 @@ def vanishing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     rewrite(model, anatomy, site, eps=1e-12, wide=False)
 
 
+@fault("an eps of 0", "NP102", "warning", every, also=("NP104", "NP105"))
+def unguarded(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    rewrite(model, anatomy, site, eps=0.0, place="inside")
+
+
 @fault(
     "F.normalize with its eps of 1e-12 in float16, times the root of the width",
     "NP102",
@@ -176,6 +181,7 @@ ALL: tuple[Fault, ...] = (
     outside,
     clamped,
     vanishing,
+    unguarded,
     normalised,
     dominating,
     other_eps,
