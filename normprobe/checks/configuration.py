@@ -24,6 +24,13 @@ else:
 
 OWN, SHARED = "normprobe.toml", "pyproject.toml"
 _TABLE = ("tool", "normprobe")
+_KINDS = {  # what is expected where the parser finds something of another kind, by its name for that
+    "dict_type": "a table",
+    "tuple_type": "a list of names, or a text with commas between them",
+    "string_type": "a text",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+}
 _FIELDS = {name.replace("_", "-"): name for name in Settings.model_fields if name != "source"}
 
 
@@ -130,7 +137,7 @@ def _refusal(error: ValidationError, file: _File) -> SettingError:
     first = error.errors()[0]
     field, *inside = first["loc"]
     path = (str(field).replace("_", "-"), *inside)
-    expected = first["msg"].removeprefix("Input should be ")
+    expected = _KINDS.get(first["type"], first["msg"].removeprefix("Input should be "))
     return SettingError(
         f"{file.place(path)} has a value of the wrong kind", expected=expected, found=repr(first["input"])
     )

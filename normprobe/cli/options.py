@@ -131,7 +131,7 @@ OptimizerOption = Annotated[
     ),
 ]
 Measures = Annotated[
-    Optional[str],  # noqa: UP045
+    Optional[list[str]],  # noqa: UP045
     typer.Option(
         help=f"Further measures, with commas between them: {', '.join(EXTRA_NAMES)}. "
         "`normprobe explain measures` tells how many passes each takes.",
@@ -161,16 +161,16 @@ Out = Annotated[
     typer.Option(help="Write the report to this file, whole or not at all.", rich_help_panel=_SHOW, show_default=False),
 ]
 Select = Annotated[
-    Optional[str],  # noqa: UP045
+    Optional[list[str]],  # noqa: UP045
     typer.Option(
-        help="Only these checks: codes, names or the start of codes (NP2), with commas between them. "
+        help="Only these checks: codes, names or the start of codes (NP2), in one option or several. "
         "In place of select and ignore of the settings.",
         rich_help_panel=_JUDGE,
         show_default=False,
     ),
 ]
 Ignore = Annotated[
-    Optional[str],  # noqa: UP045
+    Optional[list[str]],  # noqa: UP045
     typer.Option(help="Not these checks, beside those of the settings.", rich_help_panel=_JUDGE, show_default=False),
 ]
 FailOption = Annotated[

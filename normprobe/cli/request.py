@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class Request:
         """The names of the further measures; `probe` refuses unknown ones."""
         if self.deep:
             return ("all",)
-        return _words(self.measures or "")
+        return _words(self.measures or ())
 
     def settings(self) -> Settings:
         """What to judge by: the file's settings, and over them what the command line says.
@@ -141,18 +142,18 @@ def known_settings(config: Path | None, fail_on: opt.FailChoice | None, *, isola
     return known if fail_on is None else known.model_copy(update={"fail_on": fail_on.value})
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _words(texts: Iterable[str]) -> tuple[str, ...]:
+    """The words of an option that was given once or several times."""
+    return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
-def _checks(text: str, option: str) -> tuple[str, ...]:
+def _checks(texts: Sequence[str], option: str) -> tuple[str, ...]:
     """The words of an option that names checks."""
-    words = _words(text)
+    words = _words(texts)
     with placed(option):
         if not words:
-            raise SettingError(
-                "no check is named", expected="such as NP201, NP2 or missing-final-norm", found=repr(text)
-            )
+            found = ", ".join(map(repr, texts))
+            raise SettingError("no check is named", expected="such as NP201, NP2 or missing-final-norm", found=found)
         for word in words:
             matching(word)
     return words

@@ -38,11 +38,11 @@ def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:
     text = 'select = ["NP1", "NP2"]\nignore = ["NP101"]\nfail-on = "note"\n[limits.NP401]\nmax_logit = 60\n'
     file = asked(tmp_path, text)
     assert (file.select, file.ignore, file.fail_on) == (("NP1", "NP2"), ("NP101",), "note")
-    more = asked(tmp_path, text, ignore="NP102, NP108")
+    more = asked(tmp_path, text, ignore=["NP102, NP108"])
     assert (more.select, more.ignore) == (("NP1", "NP2"), ("NP101", "NP102", "NP108"))
-    other = asked(tmp_path, text, select="101,NP4", fail_on=opt.FailChoice.WARNING)
+    other = asked(tmp_path, text, select=["101,NP4"], fail_on=opt.FailChoice.WARNING)
     assert (other.select, other.ignore, other.fail_on) == (("101", "NP4"), (), "warning")
-    assert asked(tmp_path, text, select="NP4", ignore="NP401").ignore == ("NP401",)
+    assert asked(tmp_path, text, select=["NP4"], ignore=["NP401"]).ignore == ("NP401",)
     assert file.limits == more.limits == other.limits == {"NP401": {"max_logit": 60.0}}
 
 
@@ -128,6 +128,14 @@ def test_a_run_by_a_few_checks_takes_nothing_from_a_baseline(run: Run) -> None:
     Path("known.json").write_text(f'{{"schema": "normprobe-baseline/1", "model": "{model}", "findings": [{known}]}}')
     run("audit", DEMO, "--level", "structure", "--select", "NP2", "--write-baseline", "known.json")
     assert [one["code"] for one in json.loads(Path("known.json").read_text())["findings"]] == ["NP201", "NP401"]
+
+
+def test_an_option_given_twice_counts_twice(run: Run) -> None:
+    quick = ("audit", DEMO, "--level", "structure", "--format", "json")
+    both = run(*quick, "--select", "NP201", "--select", "NP208,NP202", "--ignore", "NP202", "--ignore", "NP208")
+    assert json.loads(both.stdout)["checks"] == ["NP201"]
+    told = run("audit", DEMO, "--measures", "cost", "--measures", "nonsense")
+    assert (told.exit_code, "nonsense" in told.stderr) == (2, True)
 
 
 def test_an_audit_by_no_check_is_refused(run: Run) -> None:
