@@ -25,9 +25,9 @@ class EntropyCollapse(EachSiteCheck):
 
     ## Why it matters
 
-    Attention that is one-hot passes no gradient to queries and keys, and the largest eigenvalue of the loss rises:
-    collapse of whole layers goes before the divergence of a training. In a model that was converted it is the trace
-    of a scale that was lost (NP404), as logits √d too large look so.
+    Attention that is one-hot passes no gradient to queries and keys, and the loss becomes sharp (the largest
+    eigenvalue of its Hessian rises): collapse of whole layers goes before the divergence of a training. In a model
+    that was converted it is the trace of a scale that was lost (NP404), as logits √d too large look so.
 
     ## What to do
 

@@ -29,7 +29,8 @@ class UnsynchronisedBatchNorm(BatchNormCheck):
 
     ## What to do
 
-    `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` before wrapping it, or norms that know no batch.
+    `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` before it is wrapped for data parallel training, or norms
+    that know no batch.
 
     ## When to ignore it
 

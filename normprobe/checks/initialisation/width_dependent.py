@@ -12,7 +12,7 @@ from normprobe.checks.base import Outcome, SweepCheck, Unit, limit, number
 from normprobe.records import Finding, Severity
 from normprobe.records.sweep import ModuleScale, SweepReport
 
-_CHOICE = "choice: below 1/2, the smallest exponent that theory knows; sound sweeps of 3 widths gave 0.38"
+_CHOICE = "choice: below 1/2, the smallest exponent that theory knows; sound sweeps that go one way gave 0.38"
 
 
 @final
@@ -40,8 +40,8 @@ class WidthDependent(SweepCheck):
 
     For the warning: look for a factor of the width that no parameter holds, at the first place: embeddings times
     √width, sums over features, attention scaled by 1/√d where heads grow, a multiplier on the logits. Divide it out,
-    relative to the base width. For the note: train with `normprobe.parameter_groups` and the initial scales that it
-    names, or tune the rate at every width.
+    relative to the base width. For the note: train with `normprobe.parameter_groups`, from initial values that are
+    scaled with the width as table 3 of the reference says, or tune the rate at every width.
 
     ## When to ignore it
 

@@ -47,7 +47,7 @@ class EpsDominatesSignal(Check):
 
     ## References
 
-    Zhang & Sennrich 2019 (RMSNorm), sec. 3: the rescaling invariance that eps breaks.
+    Zhang & Sennrich 2019 (RMSNorm), sec. 4.1: the rescaling invariance that eps breaks.
     """
 
     code, name, severity, since = "NP103", "eps-dominates-signal", Severity.WARNING, "0.1.0"

@@ -33,8 +33,8 @@ class NormWeightDecay(Check):
 
     ## What to do
 
-    Put the parameters that this report names in a group with `weight_decay=0`; `normprobe.parameter_groups`
-    makes such groups.
+    Put the gains and offsets of the norms that are named in a group of their own, `{"params": [...],
+    "weight_decay": 0.0}`. To decay parameters with two axes or more alone leaves out all of them, and biases.
 
     ## When to ignore it
 

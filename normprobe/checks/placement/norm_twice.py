@@ -40,7 +40,7 @@ class NormTwice(Check):
 
     ## References
 
-    Zhang & Sennrich 2019 (RMSNorm), sec. 3: the norm's output does not depend on the scale of its input.
+    Zhang & Sennrich 2019 (RMSNorm), sec. 4.1: the norm's output does not depend on the scale of its input.
     """
 
     code, name, severity, since = "NP207", "norm-twice", Severity.WARNING, "0.1.0"

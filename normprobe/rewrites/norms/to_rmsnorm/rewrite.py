@@ -31,7 +31,7 @@ class ToRMSNorm(Rewrite):
     """Every LayerNorm that reads a residual stream becomes an RMSNorm with its gain, offset and eps.
 
     Exact: LayerNorm(x) = RMSNorm(x − mean(x)), and the mean stays 0 where the stream enters without one and nothing
-    writes one (Zhang & Sennrich 2019, sec. 3; Ashkboos et al. 2024, sec. 3.1). So the mean over the features is taken
+    writes one (Zhang & Sennrich 2019, sec. 4; Ashkboos et al. 2024, sec. 3.1). So the mean over the features is taken
     from every weight and bias that writes, and where the stream begins: from the tables that it is the sum of, or,
     where the head shares one of these or the stream begins with something else, from the stream itself at every
     forward. Refused where something reads the stream otherwise than through such a norm, or where a write passes a
