@@ -29,7 +29,8 @@ class AttentionScale(Check):
 
     The constant factor on q·k in force, wherever it is applied, times √(head width): 1 for the usual scale. Three
     things are told apart. One site of several alike (on one stream, and both or neither of them cross-attention) has
-    another scale than most: a warning, or a note where no other has its heads and its window. Layers of several sizes
+    another scale than most: a warning, or a note where no other has its heads and its window. A scale of 0 or below is
+    a warning too. Layers of several sizes
     whose scales follow one law (1, 1/d, 1/√d, 1/√width) do not differ. All have a scale far from 1/√d, and what was
     measured shows that nothing makes up for it: a warning. In new models these are logits of a standard deviation of
     more than 5. In trained ones it is a median of these standard deviations over the heads that is above 5 or below
@@ -96,7 +97,9 @@ class AttentionScale(Check):
             others = {_build(site) for site, fit in group if (site, fit) not in odd}
             for site, fit in odd:
                 yield self._differs(site, fit, usual or math.nan, alike=_build(site) in others)
-            yield from self._all([fit for fit in group if fit not in odd], seen)
+            rest = [fit for fit in group if fit not in odd]
+            yield from self._turned([fit for fit in rest if fit[1] <= 0])
+            yield from self._all([fit for fit in rest if not fit[1] <= 0], seen)
 
     def _differs(self, site: AttentionSite, fit: float, usual: float, alike: bool) -> Finding:
         own = "" if alike else ", with other heads or another window,"
@@ -108,6 +111,20 @@ class AttentionScale(Check):
             source="the recorded data flow: sites on the same stream",
             severity=None if alike else Severity.NOTE,
         )
+
+    def _turned(self, fits: list[_Fit]) -> Iterator[Finding]:
+        """One finding for scales of 0, and one for those below."""
+        for zero in (True, False):
+            sites = [site for site, fit in fits if (fit == 0) is zero]
+            if sites:
+                what = "every query sees all keys alike" if zero else "the keys that match a query least get most"
+                yield self.finding(
+                    sites[0].path,
+                    f"the scale is {_span([site.scale or 0.0 for site in sites])}: {what}",
+                    value=sites[0].scale,
+                    source="Vaswani et al. 2017, sec. 3.2.1: q·k is divided by a root, which is above 0",
+                    places=[site.path for site in sites],
+                )
 
     def _all(self, fits: list[_Fit], seen: _Seen) -> Iterator[Finding]:
         """One finding for each form of a scale that is far from 1/√d, or that of all heads."""

@@ -22,7 +22,8 @@ class DeepNormIncomplete(Check):
     Three things on streams where every sum is normed. Whether a constant factor α on the trunk is the same for all
     branches of one kind. For weights that look untrained, how far one step can move the output: the sum of 2g²/α²
     over all writes, where g is the gain of the matrices that write to the stream relative to Xavier's,
-    std · √((fan_in + fan_out) / 2). DeepNorm sets α = (2N)^¼ and g = β = (8N)^-¼ so that this sum is 1 at any depth.
+    std · √((fan_in + fan_out) / 2), times a constant on the branch; where a norm or a learned factor stands behind
+    them, nothing is said of the start. DeepNorm sets α = (2N)^¼ and g = β = (8N)^-¼ so that this sum is 1 at any depth.
     And whether a trunk without a factor is written by untrained matrices that all have exactly that g, and no
     other known recipe in common.
 
@@ -107,7 +108,7 @@ class DeepNormIncomplete(Check):
     def _bare(self, stream: Stream, data: ReportData) -> Iterator[Finding]:
         """Writers that have DeepNorm's β, all of them, on a plain post-norm trunk."""
         init, branches = data.measurements.init, stream.branches
-        if init is None or init.trained is not False or any(b.placement != "post" for b in branches):
+        if init is None or init.trained is not False or any(b.placement != "post" or not _free(b) for b in branches):
             return
         weights = {weight.parameter: weight for weight in init.weights}
         known = [weights[name] for branch in branches for name in branch.writers if name in weights]
@@ -152,9 +153,15 @@ def _odd(stream: Stream) -> list[Branch]:
 
 
 def _write(branch: Branch, weights: dict[str, WeightMeasure], fans: dict[str, int]) -> float | None:
-    """2g²/α² of one branch, g the largest gain of its writers relative to Xavier's; None where none is known."""
+    """2g²/α² of one branch, g the largest gain of its writers relative to Xavier's times the factor behind them; None
+    where none is known, or an output norm makes the write as large as it is."""
     gains = [weights[w].std * math.sqrt(fans[w] / 2) for w in branch.writers if w in weights and w in fans]
-    alpha = branch.skip_scale
-    if not gains or not alpha:
+    alpha, factor = branch.skip_scale, 1.0 if branch.branch_scale.kind == "none" else branch.branch_scale.value
+    if not gains or not alpha or factor is None or branch.output_norm is not None:
         return None
-    return 2 * max(gains) ** 2 / alpha**2
+    return 2 * (max(gains) * factor) ** 2 / alpha**2
+
+
+def _free(branch: Branch) -> bool:
+    """Whether nothing but its weights makes a write as large as it is."""
+    return branch.branch_scale.kind == "none" and branch.output_norm is None

@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import final
 
+from normprobe.checks.additions import Additions
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.placement.counterparts import NORMED, bare, equal_blocks
+from normprobe.checks.placement.trunk_norms import read_behind
 from normprobe.records import Branch, Finding, ReportData, Severity, Stream
 
 
@@ -21,8 +23,10 @@ class MissingBranchNorm(Check):
     The placement of every branch in blocks with the same branches, two blocks or more. Branches of attention, MLP,
     experts or state space that read the raw stream and write to it raw, in every block, where all others of the
     block are normed: at their input, at their output, or by a norm on their sum. Learned or constant factors on
-    such branches stand in for a norm, convolutions do without one in published models, and a stream whose branches
-    all have none is built so: none of these is reported. Where one block differs from the others, that is NP206.
+    such branches stand in for a norm, convolutions do without one in published models, so do MLPs half as wide inside
+    as the stream or less (adapters), and a stream whose branches all have none is built so: none of these is reported.
+    Branches that a weight of zeros writes in every block are skipped: an addition to a layer starts so. Where one block
+    differs from the others, that is NP206.
 
     ## Why it matters
 
@@ -38,7 +42,7 @@ class MissingBranchNorm(Check):
 
     ## When to ignore it
 
-    When the model was trained so, or the branch is a small adapter that starts at zero.
+    When the model was trained so.
 
     ## References
 
@@ -51,14 +55,26 @@ class MissingBranchNorm(Check):
         """Yield one finding for every place at which the branches of all equal blocks lack a norm."""
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
+        added = Additions.of(data)
         for stream in data.anatomy.streams:
             for blocks in equal_blocks(stream):
-                places = list(zip(*blocks, strict=True))
-                raw = [place for place in places if all(bare(branch) for branch in place)]
-                rest = [place for place in places if place not in raw]
-                if len(blocks) > 1 and rest and all(b.placement in NORMED for place in rest for b in place):
-                    for place in raw:
-                        yield self._found(stream, place, [branch for each in rest for branch in each])
+                if len(blocks) > 1:
+                    yield from self._judge(stream, list(zip(*blocks, strict=True)), added)
+
+    def _judge(self, stream: Stream, places: list[tuple[Branch, ...]], added: Additions) -> Outcome:
+        behind = [*read_behind(stream), stream.branches[0]]  # the first of all may read what a norm has made as well
+        raw = [place for place in places if all(bare(branch) for branch in place)]
+        normed = [branch for place in places if place not in raw for branch in place]
+        if not normed or any(branch.placement not in NORMED for branch in normed):
+            return
+        for place in raw:
+            if len(behind) > 1 and all(any(branch is one for one in behind) for branch in place):
+                continue  # NP204's
+            if all(added.from_zero(branch) for branch in place):
+                why = "it reads the stream raw, and weights of zeros write in each block: additions to a layer start so"
+                yield self.skip(why, [stream.place(branch) for branch in place])
+            elif not all(added.narrow(branch, stream.width) for branch in place):
+                yield self._found(stream, place, normed)
 
     def _found(self, stream: Stream, raw: tuple[Branch, ...], normed: list[Branch]) -> Finding:
         ((kind, usual), _), *_ = Counter((branch.kind, branch.placement) for branch in normed).most_common(1)

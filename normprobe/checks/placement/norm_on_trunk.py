@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.placement.misplaced_final_norm import misplaced
-from normprobe.checks.placement.trunk_norms import on_the_trunk, taken_behind, unscaled_post
-from normprobe.records import Finding, ReportData, Severity, Stream
+from normprobe.checks.placement.trunk_norms import POST, on_the_trunk, read_behind, taken_behind, unscaled_post
+from normprobe.records import Branch, Finding, ReportData, Severity, Stream
 
 
 @final
@@ -21,8 +22,8 @@ class NormOnTrunk(Check):
     Two forms, read off the recorded data flow. In a stream whose norms sit inside the branches, single sums
     are normed as a whole: `x = norm(x + f(x))`, or the skip of the next block is taken behind its norm,
     `h = norm(x); x = h + f(h)`. Or every block takes its skip behind the norm that it begins with: by its
-    modules the stream looks pre-norm, by its data flow it is post-norm; a note, since there are models that
-    are built so.
+    modules the stream looks pre-norm, by its data flow it is post-norm; or does so at one kind of branch, whose others
+    are normed at their input. These are a note, since there are models that are built so.
 
     ## Why it matters
 
@@ -58,6 +59,8 @@ class NormOnTrunk(Check):
                 yield self._behind(stream)
             elif misplaced(stream) is None and (places := on_the_trunk(stream)):
                 yield self._single(stream, places)
+            elif behind := _partly(stream):
+                yield self._some(stream, behind)
 
     def _behind(self, stream: Stream) -> Finding:
         norms = [branch.post_norm for branch in stream.branches if branch.post_norm is not None]
@@ -65,6 +68,18 @@ class NormOnTrunk(Check):
             stream.name,
             f"every block takes its skip behind the norm that it begins with, as at {norms[0]}: the stream is "
             "post-norm by its data flow",
+            value=float(len(norms)),
+            source="Xiong et al. 2020, sec. 3",
+            severity=Severity.NOTE,
+            places=norms,
+        )
+
+    def _some(self, stream: Stream, behind: list[Branch]) -> Finding:
+        norms = [a.post_norm or a.path for a, b in pairwise(stream.branches) if any(b is one for one in behind)]
+        return self.finding(
+            stream.name,
+            f"the skip of the {behind[0].kind} branch is taken behind the norm before it, as at {norms[0]}, in every "
+            "block; the other branches are normed at their input",
             value=float(len(norms)),
             source="Xiong et al. 2020, sec. 3",
             severity=Severity.NOTE,
@@ -82,3 +97,14 @@ class NormOnTrunk(Check):
             source="He et al. 2016, sec. 3",
             places=norms,
         )
+
+
+def _partly(stream: Stream) -> list[Branch]:
+    """The branches of one kind that all take their skip behind their norm, where the others are normed at their input;
+    none where the stream is built otherwise."""
+    behind, kinds = read_behind(stream), {branch.kind for branch in read_behind(stream)}
+    alike = [branch for branch in stream.branches[1:] if branch.kind in kinds]
+    others = [branch for branch in stream.branches if branch.kind not in kinds]
+    plain = all(b.skip == "identity" and b.skip_scale == 1.0 and b.branch_scale.kind == "none" for b in stream.branches)
+    every = len(kinds) == 1 and len(behind) == len(alike) > 1 and plain and stream.topology == "ordinary"
+    return behind if every and all(b.placement in ("pre", *POST) and b.pre_norm is not None for b in others) else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from normprobe.records import Stream
+from normprobe.records import Branch, Stream
 
 POST = ("post", "deepnorm")
 
@@ -48,6 +48,13 @@ def taken_behind(stream: Stream) -> bool:
     """Whether each block takes its skip behind its own first norm: the norm on a block's sum lies in the next block."""
     steps = [(a, b) for a, b in pairwise(stream.branches) if a.block != b.block]
     return bool(steps) and all(_within(a.post_norm, b.block) for a, b in steps)
+
+
+def read_behind(stream: Stream) -> list[Branch]:
+    """The branches without a norm of their own that read what a norm on the trunk has made, where the branch before
+    has its norm at its input: that norm is theirs, and their skip is taken behind it."""
+    pairs = pairwise(stream.branches)
+    return [b for a, b in pairs if b.placement == "none" and a.placement in POST and a.pre_norm is not None]
 
 
 def _within(norm: str | None, block: str) -> bool:

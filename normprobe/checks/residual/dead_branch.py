@@ -36,9 +36,11 @@ class DeadBranch(EachStreamCheck):
 
     ## When to ignore it
 
-    When the branch is meant to start at zero: a block that was added to a trained model, an adapter. Where all
-    branches of a kind add nothing in a model that is not trained, that is taken for such a start (ReZero, zeroed last
-    gains, zeroed writers) and no finding.
+    When the branch is meant to start at zero: a block that was added to a trained model. Where all branches of a kind
+    add nothing in a model that is not trained, that is taken for such a start (ReZero, zeroed last gains, zeroed
+    writers) and no finding. Branches that stand beside another one of their kind in their block, and of which none with
+    the same operations and shapes adds anything, are skipped where weights of zeros write them: so do adapters start,
+    and layers of a control network.
 
     ## References
 
@@ -62,8 +64,13 @@ class DeadBranch(EachStreamCheck):
             alive = [state.write_max for state in states if state.write_max > 0]
             middle = statistics.median(alive) if alive else 0.0
             dead = [s for s in states if not alive or s.write_max < self.least_share * middle]
-            if dead and (alive or seen.trained):
-                yield self._found(kind, dead, len(states), middle)
+            started = _started(seen, states, dead) if alive else []
+            lost = [state for state in dead if state not in started]
+            if lost and (alive or seen.trained):
+                yield self._found(kind, lost, len(states), middle)
+            if started:
+                why = "weights of zeros write it and all like it, beside another branch: additions to a layer start so"
+                yield self.skip(why, [state.path for state in started])
         unseen = [state.path for state in self.unseen(seen)]
         if unseen:
             yield self.skip("what it adds is no operand of its own at the add", unseen)
@@ -81,3 +88,18 @@ class DeadBranch(EachStreamCheck):
             against="least_share",
             places=[state.path for state in dead],
         )
+
+
+def _started(seen: Measured, states: Sequence[StreamState], dead: Sequence[StreamState]) -> list[StreamState]:
+    """Of the dead branches those that start at zero: weights of zeros write each of its form, and beside each stands
+    another branch of its kind in the same block that adds something."""
+    branches = () if seen.stream is None else seen.stream.branches
+    told = [(state, branches[state.branch]) for state in states if state.branch < len(branches)]
+    alive = [(state, branch) for state, branch in told if state not in dead]
+    living, beside = {seen.added.form(branch) for _, branch in alive}, {state.block for state, _ in alive}
+    return [
+        state
+        for state, branch in told
+        if state in dead and state.write_max == 0 and seen.added.from_zero(branch)
+        if seen.added.form(branch) not in living and state.block in beside
+    ]

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from normprobe.checks.additions import Additions
 from normprobe.checks.base import Check, Outcome
 from normprobe.records import ReportData, Severity, Stream, StreamMeasure, StreamState
 
@@ -19,11 +20,13 @@ class Measured:
         stream: as the Anatomy has it; None where it has none of this name.
         measure: its numbers, of at least one write.
         trained: what the weights say of the model; None where they do not tell.
+        added: what tells additions to layers.
     """
 
     stream: Stream | None
     measure: StreamMeasure
     trained: bool | None
+    added: Additions
 
     @property
     def states(self) -> tuple[StreamState, ...]:
@@ -77,7 +80,7 @@ class EachStreamCheck(Check):
                 yield self.skip("no write to the stream was measured", [measure.stream])
                 continue
             trained = None if init is None else init.trained
-            yield from self.judge(Measured(streams.get(measure.stream), measure, trained))
+            yield from self.judge(Measured(streams.get(measure.stream), measure, trained, Additions.of(data)))
 
     @abstractmethod
     def judge(self, seen: Measured) -> Outcome:

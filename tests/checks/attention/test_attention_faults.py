@@ -134,3 +134,13 @@ def test_a_model_that_draws_its_weights_for_no_scale_is_sound() -> None:
 def test_sound_models_raise_no_warning(build: Build) -> None:
     codes = {f.code for f in normprobe.probe(*build()).findings if f.severity.value != "note"}
     assert not codes & {"NP402", "NP403", "NP404", "NP405"}
+
+
+@pytest.mark.parametrize(("scale", "what"), [(0.0, "sees all keys alike"), (-1 / 16, "match a query least")])
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_scale_that_is_not_above_zero_is_a_warning(scale: float, what: str, others: int) -> None:
+    layers = [Attention(scale), *(Attention(1 / 16, 64) for _ in range(others))]
+    model = nn.Sequential(*(nn.Sequential(layer, nn.Linear(layer.v.out_features, 64)) for layer in layers))
+    (found,) = (f for f in findings((model, torch.randn(2, 6, 64)), "NP404") if f.severity.value == "warning")
+    assert (found.where, found.value) == ("0.0", scale)
+    assert what in found.message

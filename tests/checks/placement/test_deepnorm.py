@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import normprobe
-from normprobe.records import WeightSite
+from normprobe.records import BranchScale, WeightSite
 from tests import models
 from tests.checks import builders as b
 from tests.checks.placement.planted import found, judge
@@ -150,6 +150,34 @@ def test_np211_counts_the_largest_writer_of_a_branch() -> None:
     measured = data.measurements.model_copy(update={"init": b.init(trained=False, **stds)})
     (finding,), _ = judge("NP211", data.model_copy(update={"anatomy": anatomy, "measurements": measured}))
     assert finding.value == pytest.approx(2 * 1.01**2)
+
+
+@pytest.mark.parametrize(
+    ("more", "update"),
+    [
+        ({"branch_scale": BranchScale(kind="constant", value=0.5)}, None),
+        ({"branch_scale": BranchScale(kind="constant", value=1.5)}, 4.5),
+        ({"branch_scale": BranchScale(kind="gate")}, "the scale of some writers is not known"),
+        ({"output_norm": "n"}, "the scale of some writers is not known"),
+    ],
+)
+def test_np211_takes_what_stands_behind_the_writers_into_account(more: dict[str, Any], update: Any) -> None:
+    data = weighed(4, False, 1.001 * math.sqrt(1 / 8))
+    held = data.anatomy.streams[0]
+    stream = held.model_copy(update={"branches": tuple(one.model_copy(update=more) for one in held.branches)})
+    anatomy = data.anatomy.model_copy(update={"streams": (stream,)})
+    found_, skipped = judge("NP211", data.model_copy(update={"anatomy": anatomy}))
+    assert [one.why for one in skipped] == ([update] if isinstance(update, str) else [])
+    assert [one.value for one in found_] == ([pytest.approx(update, rel=0.01)] if isinstance(update, float) else [])
+
+
+@pytest.mark.parametrize("more", [{"branch_scale": BranchScale(kind="scalar", value=0.1)}, {"output_norm": "n"}])
+def test_np211_takes_no_start_for_beta_that_a_factor_or_a_norm_changes(more: dict[str, Any]) -> None:
+    data = beta_alone()
+    held = data.anatomy.streams[0]
+    stream = held.model_copy(update={"branches": tuple(one.model_copy(update=more) for one in held.branches)})
+    anatomy = data.anatomy.model_copy(update={"streams": (stream,)})
+    assert judge("NP211", data.model_copy(update={"anatomy": anatomy})) == ((), ())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -13,6 +13,7 @@ from normprobe.records import BranchScale
 from tests import models
 from tests.checks import builders as b
 from tests.checks.placement.planted import PRE, anatomy, codes, found, judge, norm_before, replace, twin
+from tests.faults.operators.placement import taken_behind
 
 
 def layers(model: nn.Module, inputs: Any) -> list[str]:
@@ -38,6 +39,18 @@ def test_np204_finds_skips_taken_behind_the_norm_of_every_block(options: dict[st
     (finding,) = found("NP204", *models.decoder("trunk", **options))
     assert finding.where == "blocks"
     assert "every block takes its skip behind the norm that it begins with" in finding.message
+
+
+@pytest.mark.parametrize(("kind", "norms"), [("attention", 2), ("mlp", 3)])
+def test_np204_notes_skips_of_one_kind_of_branch_behind_its_norm(kind: str, norms: int) -> None:
+    model, inputs = models.decoder("pre", layers=3)
+    held = anatomy(model, inputs)
+    for branch in held.streams[0].branches:
+        if branch.kind == kind:
+            taken_behind(model, branch.pre_norm or "", branch)
+    (finding,) = normprobe.probe(model, inputs, level="structure").findings
+    assert (finding.code, finding.severity.value, len(finding.places)) == ("NP204", "note", norms)
+    assert f"the skip of the {kind} branch is taken behind the norm before it" in finding.message
 
 
 @pytest.mark.parametrize("name", ["opt_post", "bert", "encoder_post", "decoder_post", "olmo2", "gpt2"])

@@ -1,4 +1,4 @@
-"""Skips of single branches that are left out (3xx)."""
+"""Skips of branches that are left out or taken behind a norm (2xx, 3xx)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from normprobe.records.anatomy import LAYER_KINDS
 from tests.faults.edits import at
 from tests.faults.fault import Fault, Site, fault
 from tests.faults.operators.branches import with_counterparts
+from tests.faults.operators.placement import all_normed_before, taken_behind
 
 
 def skips(anatomy: Anatomy) -> list[Site]:
@@ -32,4 +33,22 @@ def no_skip(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     at(model, branch.add, lambda run, *args, **kwargs: args[1 - branch.trunk].clone())
 
 
-ALL: tuple[Fault, ...] = (no_skip,)
+def kinds(anatomy: Anatomy) -> list[Site]:
+    """The kinds of branches of streams with several, all normed at their input, in blocks one like the other."""
+    found = []
+    for site in all_normed_before(anatomy):
+        held = {tuple(b.kind for b in block) for block in site.detail.blocks()}
+        if len(held) == 1 and len(set(*held)) > 1:
+            found += [Site(site.path, (site.detail, kind)) for kind in sorted(set(*held))]
+    return found
+
+
+@fault("the skip of one kind of branch taken behind its norm", "NP204", "note", kinds)
+def skips_of_one_kind(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    stream, kind = site.detail
+    for branch in stream.branches:
+        if branch.kind == kind:
+            taken_behind(model, branch.pre_norm, branch)
+
+
+ALL: tuple[Fault, ...] = (no_skip, skips_of_one_kind)
