@@ -38,6 +38,7 @@ from normprobe.anatomy.streams.readout import (
     unread_head,
     way_behind,
 )
+from normprobe.anatomy.streams.siblings import with_siblings
 from normprobe.anatomy.streams.streams import ReadStream, read_stream
 from normprobe.anatomy.streams.unread import unread_sums
 from normprobe.anatomy.streams.writes import Trunks, Write
@@ -180,7 +181,7 @@ def _streams(
         unskipped = following[i] if i < len(following) else ()
         streams.append(replace(read, record=read.record.model_copy(update={"unskipped": unskipped})))
     streams = _unique_names(streams)
-    streams = [_with_own_final(flow, stream, streams) for stream in streams]
+    streams = with_siblings([_with_own_final(flow, stream, streams) for stream in streams])
     return [_with_own_entry(stream, {norm_path((s,), norms) for s in around}) for stream in streams], others, trunks
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from normprobe.diffing.buffers import BufferPair
 from normprobe.diffing.facts import ERROR, NOTE, WARNING, difference, words
 from normprobe.diffing.hidden import ELSEWHERE, HIDDEN, hidden_weights, output_parts, same_outputs
 from normprobe.diffing.reach import Reach
@@ -116,17 +117,28 @@ def weight_facts(
     yield from _drawn(weights, init, NOTE if worst is NOTE else WARNING)
 
 
-def buffer_facts(buffers: Sequence[WeightPair], signal: SignalDiff | None) -> Iterator[Difference]:
+def buffer_facts(buffers: Sequence[BufferPair], signal: SignalDiff | None) -> Iterator[Difference]:
     """Floating buffers that hold other values: rounded tables of rotary angles, running statistics."""
-    other = "different", "scaled", "reordered"
-    kinds = ("rounded", WARNING, ("rounded",), "are equal after rounding"), ("values", _worst(signal), other, "differ")
-    for relation, severity, relations, told in kinds:
-        found = [pair for pair in buffers if pair.relation in relations]
-        if found:
-            where = tuple((pair.a[0], pair.b[0]) for pair in found)
-            message = f"{plural(len(found), 'floating buffer')} of {len(buffers)} {verb(told, len(found))}"
-            first = difference("weights", f"buffers_{relation}", severity, (None, None), where[0], message)
-            yield first.model_copy(update={"where": where})
+    other = [pair for pair in buffers if pair.relation in ("different", "scaled", "reordered")]
+    rounded: dict[tuple[int | None, str], list[BufferPair]] = {}
+    for pair in (pair for pair in buffers if pair.relation == "rounded"):
+        rounded.setdefault((pair.short, pair.dtype), []).append(pair)
+    for (short, dtype), found in rounded.items():
+        if short is None:
+            told = verb("are equal after rounding", len(found))
+        else:
+            told = f"{verb('hold', len(found))} in {'AB'[short]} the values of {'BA'[short]} rounded to {dtype}"
+        told += f", {number(100 * max(pair.error for pair in found))} % off at most"
+        yield _of_buffers("rounded", WARNING, found, f"of {len(buffers)} {told}")
+    if other:
+        yield _of_buffers("values", _worst(signal), other, f"of {len(buffers)} {verb('differ', len(other))}")
+
+
+def _of_buffers(fact: str, severity: Severity, found: Sequence[BufferPair], told: str) -> Difference:
+    where = tuple((pair.a, pair.b) for pair in found)
+    message = f"{plural(len(found), 'floating buffer')} {told}"
+    first = difference("weights", f"buffers_{fact}", severity, (None, None), where[0], message)
+    return first.model_copy(update={"where": where})
 
 
 def _related(found: Sequence[WeightPair], relation: Relation, severity: Severity, message: str) -> Difference:

@@ -12,6 +12,7 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.parts import Parts
 from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
+from normprobe.diffing.buffers import compare_buffers
 from normprobe.diffing.facts import build_facts, grouped, target_facts
 from normprobe.diffing.hidden import doubtful, hidden_facts
 from normprobe.diffing.inputs import shared_inputs
@@ -24,7 +25,6 @@ from normprobe.diffing.signal import Side, compare_signals
 from normprobe.diffing.values import (
     Apart,
     Names,
-    compare_buffers,
     compare_weights,
     holdings,
     other_values,
@@ -163,10 +163,11 @@ class _Diff:
         hidden = [*hidden_facts(weights, apart, formed)]
         self.found += [*signal_facts(signal, output), *weight_facts(weights, signal, init, apart)]
         self.found += [one for one in hidden if isinstance(one, Difference)]
-        self.found += buffer_facts(compare_buffers(a.model, b.model, self.seed), signal)
+        buffers, alone = compare_buffers(a.model, b.model, self.seed)
+        self.found += buffer_facts(buffers, signal)
         doubts = [one for one in hidden if isinstance(one, Skipped)]
         self.sure = self.sure and not doubts
-        self.skipped += [*unseen, *lost, *doubts]
+        self.skipped += [*unseen, *lost, *doubts, *alone]
         return data.model_copy(update={"weights": weights, "signal": signal, "output": output})
 
     def _reached(

@@ -158,17 +158,6 @@ def _left(anatomy: Anatomy, named: Mapping[str, Tensor], placed: Sequence[str]) 
     return list(left.values())
 
 
-def compare_buffers(a: nn.Module, b: nn.Module, seed: int) -> tuple[WeightPair, ...]:
-    """Floating buffers in the order in which they are registered; none where their shapes are not the same."""
-    held = [
-        [_Held(name, t, False) for name, t in model.named_buffers() if t.is_floating_point() and not t.is_meta]
-        for model in (a, b)
-    ]
-    if [one.values.shape for one in held[0]] != [one.values.shape for one in held[1]]:
-        return ()
-    return tuple(_pair([one], [other], seed) for one, other in zip(*held, strict=True) if one.values.numel())
-
-
 def _outside(anatomy: Anatomy, named: Mapping[str, Tensor], role: str) -> list[_Held]:
     return [_weight(w, named) for w in anatomy.weights if role in w.roles and _readable(w.parameter, named)]
 
@@ -276,9 +265,18 @@ def _rounded(x: Tensor, y: Tensor, dtypes: set[torch.dtype]) -> bool:
     """Whether one is the other after rounding: to the narrower dtype, or to 16 bits and back."""
     if dtypes == {torch.float16, torch.bfloat16}:  # two roundings of what neither holds any more
         return bool(((x - y).abs() <= 2.0**-8 * torch.maximum(x.abs(), y.abs())).all())
-    narrow = min(dtypes, key=BITS.__getitem__)
-    tried = dict.fromkeys((narrow, torch.bfloat16, torch.float16))
-    return any(torch.equal(x.to(t).double(), y) or torch.equal(y.to(t).double(), x) for t in tried)
+    return rounding(x, y, dtypes) is not None
+
+
+def rounding(x: Tensor, y: Tensor, dtypes: set[torch.dtype]) -> tuple[int, torch.dtype] | None:
+    """Which of two (0 or 1) holds the other's values rounded to which dtype, the narrower of `dtypes` or 16 bits; None
+    where neither does. Both in float64."""
+    tried = dict.fromkeys((min(dtypes, key=BITS.__getitem__), torch.bfloat16, torch.float16))
+    for dtype in tried:
+        for side, (full, short) in enumerate(((y, x), (x, y))):
+            if torch.equal(full.to(dtype).double(), short):
+                return side, dtype
+    return None
 
 
 def _reordered(a: Tensor, b: Tensor, tight: float, seed: int) -> bool:

@@ -114,11 +114,13 @@ class Branch(Record):
 class RawEnd(Record):
     """What a stream's end goes to raw, where it needs a norm there and has none: `reader` is the first that reads it,
     or, where the stream itself is `returned` (pooled perhaps), the name of that output. `pooled` says that every way to
-    the head begins with a mean or sum over tokens."""
+    the head begins with a mean or sum over tokens; `later` is the norm that every way to the head passes behind weights
+    and something that is not linear, as in a head of several layers."""
 
     reader: str
     returned: bool = False
     pooled: bool = False
+    later: str | None = None
 
 
 class Stream(Record):

@@ -83,14 +83,3 @@ def test_buffers_of_other_values_are_errors_where_they_act() -> None:
         ("error", "output values"),
         ("error", "weights buffers_values"),
     ]
-
-
-def test_rounded_buffers_are_told() -> None:
-    a, b = decoder(), decoder()
-    for model in (a, b):
-        model.register_buffer("table", torch.randn(5, generator=torch.Generator().manual_seed(2)))
-    b.table = b.table.bfloat16()
-    found = normprobe.diff(a, b, tokens()).differences
-    assert [(d.severity.value, d.fact, d.where) for d in found] == [
-        ("warning", "buffers_rounded", (("table", "table"),))
-    ]

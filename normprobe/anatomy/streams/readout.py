@@ -10,6 +10,7 @@ from torch import nn
 from normprobe.anatomy.flow.ops import CAPS, LIGHT, WEIGHTY, Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, constant_factor, first_readers, light_chain, origin, reached
+from normprobe.anatomy.streams.parts import bends, region_to
 from normprobe.records import Head
 
 _OPEN = LIGHT | {Role.POOL}
@@ -38,6 +39,7 @@ class Readout:
         norm: the first norm that every way to the head passes, else the first ones of ways that pass different norms
             (several heads with a norm each); one way to it has no weights. Empty if there is none.
         far: the same where weights come before it on all ways.
+        bent: whether something that is not linear stands between the end and `far`.
         raw_way: the first reader of a way to the head, or into another stream's cross-attention, that passes no norm;
             of any way where all of them pass one.
         pooled: whether the first reader of every way that passes no norm reads a pool of the stream.
@@ -49,6 +51,7 @@ class Readout:
     direct: tuple[Step, ...]
     norm: tuple[Step, ...]
     far: tuple[Step, ...]
+    bent: bool
     raw_way: str | None
     pooled: bool
     beside: tuple[Step, ...]
@@ -83,7 +86,12 @@ def read_out(flow: Flow, value: int, head: HeadWay) -> Readout:
     returned = head.value in _light_outputs(flow, value)
     beside = _beside(flow, value) if returned and not norm else ()
     others = _elsewhere(flow, value, head.value, head.ancestors)
-    return Readout(direct, norm, far, raw_way, pooled, beside, returned, others)
+    return Readout(direct, norm, far, _bent(flow, value, far), raw_way, pooled, beside, returned, others)
+
+
+def _bent(flow: Flow, value: int, far: Sequence[Step]) -> bool:
+    """Whether something that is not linear stands between a value and a norm."""
+    return any(bends(flow, region_to(flow, value, norm.inputs[0], range(norm.id))) for norm in far)
 
 
 def _beside(flow: Flow, value: int) -> tuple[Step, ...]:

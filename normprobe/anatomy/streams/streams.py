@@ -19,6 +19,7 @@ from normprobe.anatomy.streams.branches import Reading, branch_records, norm_pat
 from normprobe.anatomy.streams.features import feature_axes
 from normprobe.anatomy.streams.raw_heads import raw_heads
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
+from normprobe.anatomy.streams.recipes import normed_inside
 from normprobe.anatomy.streams.taps import taps
 from normprobe.anatomy.streams.topology import topology
 from normprobe.anatomy.streams.writes import Trunks, Write
@@ -27,6 +28,7 @@ from normprobe.records.anatomy import Placement, Topology
 
 _HELD = "norms on its sums hold the stream down, but for what is written behind the last of them"
 _BESIDE: frozenset[Topology] = frozenset({"parallel_streams", "reversible"})
+INSIDE = "its branches have their norms inside alone: whether its end needs one cannot be told"
 _GROWING: frozenset[Placement] = frozenset({"pre", "sandwich", "output", "preact"})
 
 
@@ -78,6 +80,7 @@ def _maker(flow: Flow, value: int) -> Step | None:
 class ReadStream:
     """One stream with the readings behind its branches.
 
+    `open_end` is what reads its end raw where norms inside its branches alone leave open whether that needs a norm.
     `ahead` says that the norms on its sums belong to the blocks that follow: the skip is taken after each block's own
     norm (`h = norm(x); x = h + f(h)`), so that the last of them is the final norm; `own` is the first block's norm.
     """
@@ -86,6 +89,7 @@ class ReadStream:
     readings: tuple[Reading, ...]
     own: tuple[Step, ...]
     ahead: bool
+    open_end: RawEnd | None = None
 
 
 def read_stream(
@@ -122,14 +126,14 @@ def read_stream(
         **_widths(flow, readings, axes),
         **_summary(branches),
         entry_norm=norm_path(entry_norms, norms),
-        **_final(out, branches, norms, ahead, head.later, _unread(readings, head), alone),
+        **_final(flow, readings, out, branches, norms, ahead, head, alone),
         **path,
         **_raw(flow, readings, out, head),
         input_multiplier=multiplier,
         source=_table(flow, chain[0].source),
         branches=tuple(_placed(branches, readings, axes, _taps(flow, chain, head, path))),
     )
-    return ReadStream(record, tuple(readings), own, ahead)
+    return ReadStream(record, tuple(readings), own, ahead, _open_end(record, out, norms))
 
 
 def _taps(flow: Flow, chain: Sequence[Write], head: HeadWay, path: dict[str, Any]) -> Collection[int]:
@@ -196,26 +200,38 @@ def _unread(readings: Sequence[Reading], head: HeadWay) -> str:
 
 
 def _final(
+    flow: Flow,
+    readings: Sequence[Reading],
     out: Readout,
     branches: Sequence[Branch],
     norms: Sequence[NormSite],
     ahead: bool,
-    later: bool,
-    unread: str,
+    head: HeadWay,
     alone: bool,
 ) -> dict[str, Any]:
     """Path of the final norm, whether one is needed, and why, as fields of the record. A later output that reads the
     stream raw takes features, so that no norm is missing there."""
-    path, needed, reason = _final_norm(out, branches, norms, ahead, alone)
-    if later and needed and path is None:
+    inside = any(normed_inside(flow, reading.write.source, reading.part, norms) for reading in readings)
+    path, needed, reason = _final_norm(out, branches, norms, ahead, alone, inside)
+    if head.later and needed and path is None:
         needed, reason = None, f"the first output takes features at an inner layer; the end is {reason}"
     missing = needed and path is None and out.raw_way is not None
-    end = RawEnd(reader=out.raw_way or "", returned=out.returned, pooled=out.pooled) if missing else None
-    return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason or unread, "raw_end": end}
+    end = _raw_end(out, norms) if missing else None
+    reason = reason or _unread(readings, head)
+    return {"final_norm": path, "needs_final_norm": needed, "final_norm_reason": reason, "raw_end": end}
+
+
+def _open_end(record: Stream, out: Readout, norms: Sequence[NormSite]) -> RawEnd | None:
+    return _raw_end(out, norms) if record.final_norm_reason == INSIDE else None
+
+
+def _raw_end(out: Readout, norms: Sequence[NormSite]) -> RawEnd:
+    later = norm_path(out.far, norms)
+    return RawEnd(reader=out.raw_way or "", returned=out.returned, pooled=out.pooled, later=later)
 
 
 def _final_norm(
-    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, alone: bool
+    out: Readout, branches: Sequence[Branch], norms: Sequence[NormSite], ahead: bool, alone: bool, inside: bool
 ) -> tuple[str | None, bool | None, str]:
     last = branches[-1]
     if ahead:
@@ -234,12 +250,14 @@ def _final_norm(
     if len(branches) == 1 and alone:
         return None, False, "a stream of one write"
     if not any(b.placement in _GROWING for b in branches):
+        if inside and not out.returned and all(b.placement == "none" for b in branches):
+            return None, None, INSIDE
         return None, False, _HELD if any(b.post_norm for b in branches) else "nothing reads this stream through a norm"
     if not any(b.placement in _GROWING and not _batch_normed(b, norms) for b in branches):
         return None, False, "the norms on this stream are batch norms on what its branches write"
     if len(branches) == 1:
         return None, None, "a piece of a trunk that could not be followed from one write to the next"
-    if out.far:
+    if out.far and not out.bent:
         return None, None, f"read by {out.raw_way} first; a norm follows behind weights, {norm_path(out.far, norms)}"
     return None, True, f"{'returned raw as' if out.returned else 'read without a norm by'} {out.raw_way}"
 

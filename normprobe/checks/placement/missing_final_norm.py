@@ -25,7 +25,11 @@ class MissingFinalNorm(Check):
     the norm to its reader, which is not seen: that is a note. Where the head reads nothing but a mean or sum over
     the tokens, as classifiers do, or the stream has one block, as in a decoder of queries, and no norm lies idle,
     it is a warning: some are built so on purpose, and the data flow of one that lost its norm is the same. So it is
-    where the head reads the stream through its final norm and another head (a value, a reward), a product with
+    where the head has several layers and norms what the first of them makes of the raw stream behind an activation
+    (the transform of a masked language model); a norm right behind weights alone cancels the stream's scale and is
+    skipped. A stream whose branches have norms inside alone, as ConvNeXt's, is judged by the other streams of the
+    model with such branches: where all of them, two at least, end in a norm, it needs one. It is a warning, too, where
+    the head reads the stream through its final norm and another head (a value, a reward), a product with
     weights that makes an output of the model, reads it raw. Features that are returned raw are no heads.
 
     ## Why it matters
@@ -111,7 +115,8 @@ class MissingFinalNorm(Check):
             return f"the stream is returned raw as {end.reader}, {writes}; {unseen}"
         if end is not None:
             what = "a mean or sum over the tokens of the raw stream" if end.pooled else "the raw stream"
-            return f"{what} is read without a norm by {end.reader}, {writes}"
+            after = f"; the next norm, {end.later}, stands behind what that makes of it" if end.later else ""
+            return f"{what} is read without a norm by {end.reader}, {writes}{after}"
         if reason or data.anatomy.head is None:
             return f"no norm follows the stream {writes} ({reason or 'no head was found'})"
         return f"the head reads the raw stream, without a norm, {writes}"
@@ -122,12 +127,12 @@ def _measured(stream: Stream, data: ReportData) -> StreamMeasure | None:
 
 
 def _severity(stream: Stream, idle: NormSite | None) -> Severity:
-    """By who reads the raw stream: someone outside, a head that pools it, or one that reads token by token; and by
-    whether blocks are stacked at all. A norm that was built for the end and is not called leaves no doubt."""
+    """By who reads the raw stream: someone outside, a head that pools it or norms it later, or one that reads token by
+    token; and by whether blocks are stacked at all. A norm built for the end and not called leaves no doubt."""
     end, blocks = stream.raw_end, {(branch.block, branch.layer) for branch in stream.branches}
     if end is not None and end.returned:
         return Severity.NOTE
-    open_ = len(blocks) == 1 or (end is not None and end.pooled)
+    open_ = len(blocks) == 1 or (end is not None and (end.pooled or end.later is not None))
     return Severity.WARNING if open_ and idle is None else Severity.ERROR
 
 

@@ -10,7 +10,7 @@ from typing import final
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.placement.counterparts import NORMED, bare, counterparts
 from normprobe.checks.placement.lopsided_qk_norm import lopsided
-from normprobe.checks.placement.trunk_norms import POST
+from normprobe.checks.placement.trunk_norms import POST, taken_behind
 from normprobe.records import Anatomy, Branch, Finding, ReportData, Severity, Stream
 
 _SOURCE = "the recorded data flow"
@@ -116,12 +116,12 @@ class MixedPlacement(Check):
 
 
 def _compared(stream: Stream, branches: list[Branch]) -> list[Branch]:
-    """The branches to compare: the norm that the stream begins with may stand for the first one's own, before it."""
-    first = stream.branches[0]
-    entered = stream.entry_norm is not None and first.placement == "none"
-    if entered and all(branch.placement not in POST for branch in branches):
-        return [branch for branch in branches if branch is not first]
-    return branches
+    """The branches to compare. The norm that the stream begins with may stand for the first one's own, before it; where
+    every norm on a sum is the first of the block that follows, nothing norms the last sum."""
+    first, last = stream.branches[0], stream.branches[-1]
+    entered = stream.entry_norm is not None and all(branch.placement not in POST for branch in branches)
+    ends = [first] * entered + [last] * taken_behind(stream)
+    return [branch for branch in branches if branch.placement != "none" or all(branch is not end for end in ends)]
 
 
 def _agree(branches: Sequence[Branch]) -> bool:

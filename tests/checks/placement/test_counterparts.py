@@ -203,3 +203,14 @@ def test_a_post_norm_stack_needs_its_first_norm_also_behind_an_entry_norm() -> N
     writes = tuple(b.branch(f"blocks.{i}", placement="post" if i else "none") for i in range(3))
     (finding,), _ = judge("NP206", b.document(streams=(b.stream(branches=writes, entry_norm="embedding_norm"),)))
     assert (finding.where, finding.severity.value) == ("blocks.0", "warning")
+
+
+def test_nothing_norms_the_last_sum_where_each_block_norms_the_one_before() -> None:
+    def behind(block: int) -> Stream:
+        places = [("post", f"blocks.{i + block}.norm") for i in range(3)]
+        writes = [b.branch(f"blocks.{i}", placement=p, post_norm=n) for i, (p, n) in enumerate(places)]
+        return b.stream(branches=(*writes, b.branch("blocks.3", placement="none")), depth=4)
+
+    assert judge("NP206", b.document(streams=(behind(1),))) == ((), ())
+    (finding,), _ = judge("NP206", b.document(streams=(behind(0),)))
+    assert finding.where == "blocks.3"
