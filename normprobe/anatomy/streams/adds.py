@@ -27,7 +27,7 @@ from normprobe.anatomy.streams.parts import (
 )
 from normprobe.anatomy.streams.selections import latest, put_together, side_by_side, taken_out
 from normprobe.anatomy.streams.shortcuts import projected, projections
-from normprobe.anatomy.streams.sources import common_source, unviewed
+from normprobe.anatomy.streams.sources import common_source, latest_weighty, unviewed
 from normprobe.anatomy.streams.splits import split
 from normprobe.anatomy.streams.trunks import joins, mixture, states
 from normprobe.anatomy.streams.writes import State, Trunks, Way, Write
@@ -91,8 +91,9 @@ def _read_sum(flow: Flow, step: Step, trunks: Trunks) -> None:
 
 def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Write | None:
     end, side = step.inputs[1 - trunk], step.inputs[trunk]
-    coupled = way != "gated" or _coupled(flow, side, end)
-    hit = common_source(flow, _chain(flow, side, way, trunks), end) if coupled else None
+    if (way == "gated" and not _coupled(flow, side, end)) or (way == "projected" and _drawn_on(flow, side, end)):
+        return None
+    hit = common_source(flow, _chain(flow, side, way, trunks), end)
     if hit is None:
         return None
     link, over, visited = hit
@@ -100,12 +101,14 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
         link, visited = unviewed(flow, link, end)
     if not any(flow.steps[i].role in WEIGHTY for i in visited):
         return None
+    if way == "projected" and not projections(flow, side).isdisjoint(visited):  # the branch reads that projection too
+        return None
     cut = _cut(flow, link.value, end, between(flow, link.value, visited), trunks.writes)
     if cut is None:
         return None
     source, crossed, region = cut
     part = make_part(flow, source, end, region, gates=way == "gated")
-    if not _fits(flow, source, part, way, side):
+    if not _fits(flow, source, part, way):
         return None
     if way in ("light", "mixed") and apart(flow, source, side, part.core) and not _put_back(flow, step):
         return None
@@ -118,6 +121,11 @@ def _match(flow: Flow, step: Step, trunk: int, way: Way, trunks: Trunks) -> Writ
     return Write(step, trunk, source, scale, part, parts, over, way, crossed)
 
 
+def _drawn_on(flow: Flow, side: int, end: int) -> bool:
+    """Whether the last weights that a branch passes are the projection that comes to a sum as its other side."""
+    return next(iter(sorted(projections(flow, side), reverse=True)), None) == latest_weighty(flow).get(end)
+
+
 def _chain(flow: Flow, side: int, way: Way, trunks: Trunks) -> Iterator[State]:
     """The values that the trunk came by to one side of a sum, nearest first."""
     if way == "projected":
@@ -125,11 +133,11 @@ def _chain(flow: Flow, side: int, way: Way, trunks: Trunks) -> Iterator[State]:
     return states(flow, side, trunks, gates=way == "gated", mixes=way != "light", norms=way == "light")
 
 
-def _fits(flow: Flow, source: int, part: Part, way: Way, side: int) -> bool:
-    """Whether a branch is one beside the trunk that comes as `side`."""
+def _fits(flow: Flow, source: int, part: Part, way: Way) -> bool:
+    """Whether a branch is one beside its trunk."""
     if not _carried(flow, source, part, way in ("projected", "gated")) or _filters(flow, part.region):
         return False
-    return way != "projected" or (not projections(flow, side) & part.region and _deep(flow, part.region))
+    return way != "projected" or _deep(flow, part.region)
 
 
 def _put_back(flow: Flow, step: Step) -> bool:

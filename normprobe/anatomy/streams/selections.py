@@ -67,9 +67,22 @@ def _added_to(flow: Flow, value: int, whole: int, trunks: Trunks) -> bool:
 
 def _ahead(flow: Flow, value: int, other: int, trunks: Trunks) -> int | None:
     """How many more writes lie between the nearest state that two values share and `value` than between it and `other`;
-    None where they share none."""
-    passed = {link.value: len(over) for link, over in reversed(list(states(flow, other, trunks)))}
-    return next((len(over) - passed[k.value] for k, over in states(flow, value, trunks) if k.value in passed), None)
+    None where they share none. Both ways are walked back in time together, so that a short one ends the walk."""
+    ways = states(flow, value, trunks), states(flow, other, trunks)
+    passed: tuple[dict[int, int], dict[int, int]] = {}, {}
+    heads = [next(way, None) for way in ways]
+    reached = [len(flow.steps), len(flow.steps)]  # the step that made the earliest state of each way so far
+    while True:
+        made = [-2 if head is None else flow.producer.get(head[0].value, -1) for head in heads]
+        side = 0 if made[0] >= made[1] else 1
+        head = heads[side]
+        if head is None or (heads[1 - side] is None and made[side] < reached[1 - side]):
+            return None
+        state, reached[side] = head[0].value, made[side]
+        passed[side].setdefault(state, len(head[1]))
+        if state in passed[1 - side]:
+            return passed[0][state] - passed[1][state]
+        heads[side] = next(ways[side], None)
 
 
 def side_by_side(flow: Flow, product: Step, trunks: Trunks) -> int | None:

@@ -16,7 +16,7 @@ from normprobe.anatomy.streams.writes import State
 def common_source(flow: Flow, chain: Iterator[State], end: int) -> tuple[Link, tuple[int, ...], list[int]] | None:
     """The nearest value of `chain` that `end` was computed from, and the steps visited on the way back from `end`; None
     also where nothing weighty lies on that way, which is known before the walk where the chain begins later."""
-    weighty = _latest_weighty(flow).get(end)
+    weighty = latest_weighty(flow).get(end)
     if weighty is None:
         return None
     candidates: dict[int, State] = {}
@@ -60,7 +60,7 @@ def unviewed(flow: Flow, link: Link, end: int) -> tuple[Link, list[int]]:
     return replace(link, value=value), sorted(region_to(flow, value, end, later))
 
 
-def _latest_weighty(flow: Flow) -> dict[int, int]:
+def latest_weighty(flow: Flow) -> dict[int, int]:
     """For each value the latest step behind it that does more than to move or scale a signal; none has no entry."""
     if "latest weighty" not in flow.memo:
         latest: dict[int, int] = {}
