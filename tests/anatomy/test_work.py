@@ -135,3 +135,36 @@ def test_no_step_of_a_scan_looks_back_over_the_ones_before_it(monkeypatch: pytes
             assert len(find_writes(flow).writes) == 1
         work.append(len(asked))
     assert work[2] - work[1] <= 2.2 * (work[1] - work[0])
+
+
+class Decaying(nn.Module):
+    """A branch that keeps decaying sums of keys and values over the tokens, written token by token (as RWKV does)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.key, self.value, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.decay = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        keys, values, mixed = self.key(h), self.value(h), torch.zeros_like(x)
+        top = above = below = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            key, value = keys[:, t], values[:, t]
+            new = torch.maximum(top - self.decay, key)
+            old, fresh = torch.exp(top - self.decay - new), torch.exp(key - new)
+            above, below, top = old * above + fresh * value, old * below + fresh, new
+            mixed[:, t] = above / below
+        return x + self.out(mixed)
+
+
+def test_the_work_of_a_loop_over_tokens_grows_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch, Flow, "made_by")
+    found = []
+    for tokens in (48, 96, 192):
+        flow = flow_of(Decaying(), torch.randn(1, tokens, 8))
+        before = len(asked)
+        assert len(find_writes(flow).writes) == 1
+        found.append(len(asked) - before)
+    assert found[2] - found[1] < 2.2 * (found[1] - found[0])

@@ -71,7 +71,15 @@ def branch_kind(
 
 
 def _mixer(flow: Flow, part: Part, steps: list[Step]) -> BranchKind | None:
-    """How convolutions, scans and products bring tokens together; None where they do not."""
+    """How convolutions, scans and products bring tokens together; None where they do not. Asked once of a region."""
+    key = "mixer", part.region
+    if key not in flow.memo:
+        flow.memo[key] = _brings_together(flow, part, steps)
+    found: BranchKind | None = flow.memo[key]
+    return found
+
+
+def _brings_together(flow: Flow, part: Part, steps: list[Step]) -> BranchKind | None:
     convolutions = [s for s in steps if mixers.mixes_neighbours(flow, s)]
     met = {mixers.multiplies_tokens(flow, s) for s in steps}
     products = True in met
