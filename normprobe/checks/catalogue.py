@@ -126,7 +126,7 @@ def find(code_or_name: str | int, checks: Iterable[Check] = ALL, also: Iterable[
 
 
 def matching(word: str, checks: Iterable[Check] = ALL) -> tuple[Check, ...]:
-    """The checks that `word` names: one by its code or name, or all whose code begins with it (NP2, 2, NP).
+    """The checks that `word` names: one by its code or name, or all whose code begins with it (NP2, 2, NP); "all".
 
     Args:
         word: as above, in any case.
@@ -137,7 +137,8 @@ def matching(word: str, checks: Iterable[Check] = ALL) -> tuple[Check, ...]:
     """
     checks = tuple(checks)
     asked = _key(word)
-    found = tuple(check for check in checks if check.name == asked or (asked and check.code.lower().startswith(asked)))
+    begins = "np" if asked == "all" else asked
+    found = tuple(check for check in checks if check.name == asked or (asked and check.code.lower().startswith(begins)))
     if found:
         return found
     expected = "a code such as NP201, the start of codes such as NP2, or a name such as missing-final-norm"

@@ -111,8 +111,7 @@ def _audited(request: Request) -> int:
 def _answered(request: Request) -> Report:
     """The report, after it was written to where the request wants it."""
     format = pick(request.format, request.out)
-    for file in filter(None, (request.out, request.write_baseline)):
-        check_place(file)
+    _check_files(request)
     known = read_baseline(request.baseline) if request.baseline is not None else None
     before = standing(request.write_baseline) if request.write_baseline is not None else None
     report = examine(request)
@@ -123,6 +122,20 @@ def _answered(request: Request) -> Report:
         report = Report(against(report.data, known))
     deliver(report, format, request.out)
     return report
+
+
+def _check_files(request: Request) -> None:
+    """Refuses files that could not be written, and a report in the place of a baseline.
+
+    Raises:
+        NormprobeError: as above.
+    """
+    for file in filter(None, (request.out, request.write_baseline)):
+        check_place(file)
+    for option, known in (("--baseline", request.baseline), ("--write-baseline", request.write_baseline)):
+        if known is not None and request.out is not None and request.out.resolve() == known.resolve():
+            expected = "two files: the report would stand in the place of the baseline"
+            raise SettingError(f"--out and {option} name one file", expected=expected, found=str(known))
 
 
 def _described(report: Report, loaded: Loaded) -> Report:

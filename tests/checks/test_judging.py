@@ -54,6 +54,12 @@ def test_a_check_is_selected_by_code_number_or_name(words: list[str] | str) -> N
     assert codes(Settings.model_validate({"select": words})) == ["NP401"]
 
 
+@pytest.mark.parametrize("words", ["all", "ALL", "NP"])
+def test_all_checks_have_a_word(words: str) -> None:
+    assert codes(Settings(select=(words,))) == [check.code for check in ALL]
+    assert codes(Settings(select=(words,), ignore=("NP", "all"))) == []
+
+
 @pytest.mark.parametrize("words", ["NP2", "2", ["np2"]])
 def test_the_start_of_codes_selects_all_of_them(words: list[str] | str) -> None:
     assert codes(Settings.model_validate({"select": words})) == [c.code for c in ALL if c.code.startswith("NP2")]

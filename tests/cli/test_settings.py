@@ -138,6 +138,15 @@ def test_an_option_given_twice_counts_twice(run: Run) -> None:
     assert (told.exit_code, "nonsense" in told.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["--baseline", "--write-baseline"])
+def test_a_report_does_not_take_the_place_of_a_baseline(run: Run, option: str) -> None:
+    known = '{"schema": "normprobe-baseline/1", "findings": []}'
+    Path("known.json").write_text(known)
+    result = run("audit", DEMO, option, "known.json", "--out", "./known.json")
+    assert (result.exit_code, Path("known.json").read_text()) == (2, known)
+    assert f"--out and {option} name one file" in result.stderr
+
+
 def test_an_audit_by_no_check_is_refused(run: Run) -> None:
     result = run("audit", DEMO, "--select", "NP2", "--ignore", "NP2")
     assert (result.exit_code, result.stdout) == (2, "")
