@@ -108,6 +108,7 @@ class Check(ABC):
         needs: what has to be known before it can speak.
         fix: name of the rewrite that mends what it finds, or None.
         gives_way: codes of checks of a cause: where one of them found something and was heard, this one is left out.
+        explains: codes of checks of what may come from its findings; among those of one severity they come behind it.
     """
 
     code: ClassVar[str]
@@ -117,6 +118,7 @@ class Check(ABC):
     needs: ClassVar[Needs] = Needs.STRUCTURE
     fix: ClassVar[str | None] = None
     gives_way: ClassVar[tuple[str, ...]] = ()
+    explains: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def check(self, data: ReportData) -> Outcome:

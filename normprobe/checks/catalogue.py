@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from normprobe.checks import attention, batchnorm, gradients, initialisation, norm_free, norms, placement, residual
@@ -38,7 +38,7 @@ def run(data: ReportData, checks: Iterable[Check] = ALL) -> tuple[tuple[Finding,
     outcomes = [outcome for check in checks for outcome in check.run(data)]
     skipped = (outcome for outcome in outcomes if isinstance(outcome, Skipped))
     found = (outcome for outcome in outcomes if isinstance(outcome, Finding))
-    return ranked(unless_said(found, checks)), tuple(dict.fromkeys(skipped))
+    return ranked(unless_said(found, checks), checks), tuple(dict.fromkeys(skipped))
 
 
 def unless_said(findings: Iterable[Finding], checks: Iterable[Check]) -> list[Finding]:
@@ -49,9 +49,33 @@ def unless_said(findings: Iterable[Finding], checks: Iterable[Check]) -> list[Fi
     return [finding for finding in every if finding.code not in silent]
 
 
-def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """By severity, code and place; those that differ only in their place are gathered into one with `places`."""
-    return tuple(sorted(_gathered(findings), key=lambda f: (f.severity.rank, f.code, _natural(f.where))))
+def ranked(findings: Iterable[Finding], checks: Iterable[Check] = ALL) -> tuple[Finding, ...]:
+    """By severity; then what explains others before these, else by code; then by place. Those that differ only in their
+    place are gathered into one with `places`."""
+    gathered, explains = _gathered(findings), {check.code: check.explains for check in checks}
+    codes: dict[int, set[str]] = {}
+    for finding in gathered:
+        codes.setdefault(finding.severity.rank, set()).add(finding.code)
+    order = {rank: _causes_first(found, explains) for rank, found in codes.items()}
+    ranks = {(rank, code): place for rank, found in order.items() for place, code in enumerate(found)}
+    return tuple(sorted(gathered, key=lambda f: (f.severity.rank, ranks[f.severity.rank, f.code], _natural(f.where))))
+
+
+def _causes_first(codes: set[str], explains: Mapping[str, Sequence[str]]) -> list[str]:
+    """Codes in order, but each right behind those that explain it."""
+    ordered, left = list[str](), set(codes)
+
+    def place(code: str) -> None:
+        if code in left:
+            left.remove(code)
+            for cause in sorted(left):
+                if code in explains.get(cause, ()):
+                    place(cause)
+            ordered.append(code)
+
+    for code in sorted(codes):
+        place(code)
+    return ordered
 
 
 def _gathered(findings: Iterable[Finding]) -> list[Finding]:

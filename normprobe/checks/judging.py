@@ -45,7 +45,7 @@ def judged(data: ReportData, settings: Settings, checks: Iterable[Check] = ALL) 
     said = {
         "settings": settings,
         "checks": tuple(check.code for check in asked),
-        "findings": ranked(unless_said(findings, asked)),
+        "findings": ranked(unless_said(findings, asked), checks),
         "ignored": (*ignored, *silenced),
         "skipped": tuple(dict.fromkeys(skipped)),
         "notes": (*(note for note in data.notes if note not in before), *idle(settings, data)),
@@ -72,7 +72,7 @@ def judged_sweep(sweep: SweepReport, settings: Settings, checks: Iterable[Check]
     own = {check.code for check in checks if isinstance(check, SweepCheck)}
     said = {
         "checks": tuple(check.code for check in asked),
-        "findings": ranked(findings),
+        "findings": ranked(findings, checks),
         "ignored": (*(one for one in ignored if one.code in own), *silenced),
         "skipped": tuple(one for _, one in outcomes if isinstance(one, Skipped)),
     }

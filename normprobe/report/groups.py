@@ -50,14 +50,15 @@ class FindingGroup:
 
 
 def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """One group for each severity, code and source, the worst severity first, then by code; what is known comes last.
+    """One group for each severity, code and source, the worst severity first, then as they come; what is known comes
+    last.
 
     Findings of one check that stand on different sources are measured against different limits.
     """
     groups: dict[tuple[bool, int, str, str], list[Finding]] = {}
     for one in findings:
         groups.setdefault((one.known, one.severity.rank, one.code, one.source), []).append(one)
-    ordered = sorted(groups.items(), key=lambda item: item[0][:3])
+    ordered = sorted(groups.items(), key=lambda item: item[0][:2])
     return [FindingGroup(members[0], tuple(members)) for _, members in ordered]
 
 

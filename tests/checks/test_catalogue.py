@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from normprobe.checks import ALL, SweepCheck, documentation, explain, find, rules, run
+from normprobe.checks.catalogue import ranked
 from normprobe.errors import SettingError
-from normprobe.records import ReportData
+from normprobe.records import Finding, ReportData, Severity
 from tests.checks import builders as b
 
 
@@ -99,3 +100,39 @@ def test_the_checks_load_without_torch(root: Path) -> None:
     code = "import sys, normprobe.checks as c; c.rules(); c.explain(201); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"
+
+
+def told(*codes: str, severity: Severity = Severity.WARNING) -> list[Finding]:
+    return [find(code).finding("a", "m", source="s", severity=severity) for code in codes]
+
+
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        (("NP103", "NP104", "NP106"), ["NP104", "NP103", "NP106"]),
+        (("NP504", "NP606", "NP705"), ["NP705", "NP504", "NP606"]),
+        (("NP305", "NP402", "NP605"), ["NP605", "NP305", "NP402"]),
+        (("NP402", "NP404", "NP401"), ["NP404", "NP401", "NP402"]),
+        (("NP305", "NP504", "NP801"), ["NP801", "NP305", "NP504"]),
+        (("NP305", "NP504", "NP501"), ["NP305", "NP501", "NP504"]),
+    ],
+)
+def test_what_explains_others_comes_before_them(given: tuple[str, ...], ordered: list[str]) -> None:
+    assert [f.code for f in ranked(told(*given))] == ordered
+    assert [f.code for f in ranked(told(*given[::-1]))] == ordered
+
+
+def test_an_explanation_of_another_severity_keeps_its_place() -> None:
+    findings = [*told("NP705", severity=Severity.WARNING), *told("NP504", severity=Severity.ERROR)]
+    assert [f.code for f in ranked(findings)] == ["NP504", "NP705"]
+
+
+def test_no_check_explains_itself_by_way_of_others() -> None:
+    explains = {check.code: set(check.explains) for check in ALL}
+    assert all(found <= set(explains) for found in explains.values())
+    for code, found in explains.items():
+        reached: set[str] = set()
+        while more := found - reached:
+            reached |= more
+            found = set[str]().union(*(explains[one] for one in more))
+        assert code not in reached

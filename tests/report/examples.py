@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from normprobe.checks.catalogue import ranked
 from normprobe.records import (
     Anatomy,
     Basis,
@@ -148,44 +149,46 @@ def faulty() -> ReportData:
             ),
             output_finite=True,
         ),
-        findings=(
-            Finding(
-                code="NP201",
-                name="missing-final-norm",
-                severity=Severity.ERROR,
-                where="transformer.h",
-                message="the pre-norm stream reaches the head without a final norm; its RMS there is 237.",
-                value=237.0,
-                limit=None,
-                unit="",
-                source="docs/calibration.md#np201",
-                fix="AddFinalNorm",
-            ),
-            Finding(
-                code="NP106",
-                name="half-precision-reduction",
-                severity=Severity.ERROR,
-                where="transformer.h.0.input_layernorm",
-                places=tuple(n.path for n in norms),
-                message="the norm sums its squares in float16, which overflows from |x| = 256 on.",
-                value="float16",
-                limit="float32",
-                unit="",
-                source="choice",
-                fix="UpcastNorms",
-            ),
-            *over,
-            Finding(
-                code="NP208",
-                name="unused-norm",
-                severity=Severity.WARNING,
-                where="transformer.ln_f",
-                message="the module was built but never ran; its parameters take part in nothing.",
-                value=0.0,
-                limit=1.0,
-                unit="execution",
-                source="choice",
-            ),
+        findings=ranked(
+            (
+                Finding(
+                    code="NP201",
+                    name="missing-final-norm",
+                    severity=Severity.ERROR,
+                    where="transformer.h",
+                    message="the pre-norm stream reaches the head without a final norm; its RMS there is 237.",
+                    value=237.0,
+                    limit=None,
+                    unit="",
+                    source="docs/calibration.md#np201",
+                    fix="AddFinalNorm",
+                ),
+                Finding(
+                    code="NP106",
+                    name="half-precision-reduction",
+                    severity=Severity.ERROR,
+                    where="transformer.h.0.input_layernorm",
+                    places=tuple(n.path for n in norms),
+                    message="the norm sums its squares in float16, which overflows from |x| = 256 on.",
+                    value="float16",
+                    limit="float32",
+                    unit="",
+                    source="choice",
+                    fix="UpcastNorms",
+                ),
+                *over,
+                Finding(
+                    code="NP208",
+                    name="unused-norm",
+                    severity=Severity.WARNING,
+                    where="transformer.ln_f",
+                    message="the module was built but never ran; its parameters take part in nothing.",
+                    value=0.0,
+                    limit=1.0,
+                    unit="execution",
+                    source="choice",
+                ),
+            )
         ),
         skipped=tuple(
             Skipped(

@@ -214,12 +214,17 @@ def test_a_value_that_is_not_finite_stays_visible_in_a_group() -> None:
 
 def test_the_same_code_with_another_severity_is_another_group() -> None:
     note = finding("NP100", 1.0, severity=Severity.NOTE)
-    groups = finding_groups([note, finding("NP200", 1.0), finding("NP100", 1.0)])
+    groups = finding_groups([note, finding("NP100", 1.0), finding("NP200", 1.0)])
     assert [(group.severity.value, group.first.code) for group in groups] == [
         ("error", "NP100"),
         ("error", "NP200"),
         ("note", "NP100"),
     ]
+
+
+def test_groups_of_one_severity_come_as_their_findings_do() -> None:
+    groups = finding_groups([finding("NP200", 1.0), finding("NP100", 1.0), finding("NP200", 2.0)])
+    assert [group.first.code for group in groups] == ["NP200", "NP100"]
 
 
 def test_skips_with_one_reason_share_a_line() -> None:

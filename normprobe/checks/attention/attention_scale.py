@@ -63,6 +63,7 @@ class AttentionScale(Check):
     """
 
     code, name, severity, since = "NP404", "attention-scale", Severity.WARNING, "0.1.0"
+    explains = "NP401", "NP402", "NP403"
 
     max_off: float = limit(
         2.0,

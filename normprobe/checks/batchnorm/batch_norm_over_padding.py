@@ -44,6 +44,7 @@ class BatchNormOverPadding(BatchNormCheck):
 
     code, name, severity, since = "NP703", "batch-norm-over-padding", Severity.WARNING, "0.1.0"
     needs = SURE
+    explains = ("NP701",)
 
     def judge(self, found: BatchNormMeasure, data: ReportData) -> Outcome:
         """Yield one finding for each batch norm that sees padding."""

@@ -47,6 +47,7 @@ class SmallBatch(BatchNormCheck):
 
     code, name, severity, since = "NP702", "small-batch", Severity.WARNING, "0.1.0"
     needs = SURE
+    explains = ("NP701",)
 
     min_values: float = limit(
         16.0, unit=Unit.ONE, source="choice: a relative standard error of the variance, √(2/(n − 1)), of 37 %"

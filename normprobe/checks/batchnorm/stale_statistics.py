@@ -51,6 +51,7 @@ class StaleStatistics(BatchNormCheck):
 
     code, name, severity, since = "NP705", "stale-statistics", Severity.ERROR, "0.1.0"
     needs = SURE
+    explains = "NP504", "NP701"
 
     max_divergence: float = limit(
         0.5, unit=Unit.ONE, source="choice: in nat, a mean that is one stored standard deviation off"

@@ -53,6 +53,7 @@ class BlockedGradient(DrawnCheck):
     code, name, severity, since = "NP606", "blocked-gradient", Severity.ERROR, "0.1.0"
     needs = NEEDS
     open_too = True
+    explains = "NP305", "NP501", "NP502"
 
     def judge(self, init: Initialisation, data: ReportData) -> Outcome:
         """Yield one finding for all branches that are blocked by the same factors, and one for those without a

@@ -52,6 +52,7 @@ class ConstantWeight(DrawnCheck):
     code, name, severity, since = "NP605", "constant-weight", Severity.WARNING, "0.1.0"
     needs = NEEDS
     open_too = True
+    explains = "NP305", "NP308", "NP501", "NP502", "NP503"
 
     max_share: float = limit(
         0.02,

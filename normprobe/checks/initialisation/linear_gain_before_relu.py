@@ -51,6 +51,7 @@ class LinearGainBeforeReLU(DrawnCheck):
 
     code, name, severity, since = "NP601", "linear-gain-before-relu", Severity.WARNING, "0.1.0"
     needs = NEEDS
+    explains = "NP501", "NP502", "NP503"
 
     min_left: float = limit(
         0.2,

@@ -43,6 +43,7 @@ class RecipeNotApplied(DrawnCheck):
 
     code, name, severity, since = "NP603", "recipe-not-applied", Severity.WARNING, "0.1.0"
     needs = NEEDS | Needs.CONFIG
+    explains = "NP301", "NP501", "NP502", "NP503"
 
     max_ratio: float = limit(
         1.2, unit=Unit.RATIO, source="choice: a fifth in the standard deviation; smaller changes seldom matter"

@@ -44,6 +44,7 @@ class WrongFan(DrawnCheck):
 
     code, name, severity, since = "NP604", "wrong-fan", Severity.WARNING, "0.1.0"
     needs = NEEDS
+    explains = "NP301", "NP302", "NP306", "NP501", "NP502", "NP503"
 
     min_weights: float = limit(
         2.0, unit=Unit.ONE, source="choice: one weight fits a wrong count by chance, two of a role seldom do"

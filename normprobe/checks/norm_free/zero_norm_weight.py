@@ -51,6 +51,7 @@ class ZeroNormWeight(EachWeightCheck):
     """
 
     code, name, severity, since = "NP801", "zero-norm-weight", Severity.ERROR, "0.1.0"
+    explains = "NP305", "NP504"
 
     many: float = limit(0.5, unit=Unit.RATIO, source="choice: half of the outputs, more than pruning alone leaves")
 

@@ -49,6 +49,7 @@ class ZeroVarianceFilter(EachWeightCheck):
     """
 
     code, name, severity, since = "NP804", "zero-variance-filter", Severity.ERROR, "0.1.0"
+    explains = ("NP504",)
 
     def judge(self, weight: Slices, data: ReportData) -> Outcome:
         """Yield one finding where filters cannot be divided by their deviation."""

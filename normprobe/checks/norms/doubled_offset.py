@@ -55,6 +55,7 @@ class DoubledOffset(GainCheck):
     """
 
     code, name, severity, since = "NP112", "doubled-offset", Severity.WARNING, "0.1.0"
+    explains = ("NP109",)
 
     negative: float = limit(
         0.02, unit=Unit.RATIO, source="choice: share of w below 0 under which they are no deviations from 1"

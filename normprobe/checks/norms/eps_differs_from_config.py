@@ -51,6 +51,7 @@ class EpsDiffersFromConfig(Check):
 
     code, name, severity, since = "NP104", "eps-differs-from-config", Severity.WARNING, "0.1.0"
     needs = Needs.STRUCTURE | Needs.CONFIG
+    explains = ("NP103",)
 
     max_difference: float = limit(
         0.05, unit=Unit.RATIO, source="choice: within it eps is recovered in every dtype; the eps in use differ by tens"

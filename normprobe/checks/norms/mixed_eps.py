@@ -45,6 +45,7 @@ class MixedEps(Check):
     """
 
     code, name, severity, since = "NP105", "mixed-eps", Severity.WARNING, "0.1.0"
+    explains = ("NP103",)
 
     alike: float = limit(1.5, unit=Unit.RATIO, source="choice: factor within which recovered values are one constant")
 

@@ -50,6 +50,7 @@ class MissingSkip(Check):
     """
 
     code, name, severity, since = "NP309", "missing-skip", Severity.WARNING, "0.1.0"
+    explains = "NP306", "NP308"
 
     fewest: ClassVar[int] = 3
 
