@@ -4,10 +4,13 @@ from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Surve
 from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.norms.add_final import AddFinalNorm
+from normprobe.rewrites.norms.add_output import AddOutputNorms
 from normprobe.rewrites.norms.eps import SetEps
 from normprobe.rewrites.norms.fold import FoldGains
 from normprobe.rewrites.norms.fuse import FuseNorms
 from normprobe.rewrites.norms.gain_form import StoreGains
+from normprobe.rewrites.norms.remove import RemoveNorms
+from normprobe.rewrites.norms.to_dyt import ToDyT
 from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.plan import Plan, make_plan
@@ -18,6 +21,7 @@ from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
 __all__ = [
     "ALL",
     "AddFinalNorm",
+    "AddOutputNorms",
     "AddQKNorm",
     "Effect",
     "FoldGains",
@@ -27,6 +31,7 @@ __all__ = [
     "Proof",
     "QKClip",
     "Refusal",
+    "RemoveNorms",
     "Rewrite",
     "ScaleResidual",
     "SetEps",
@@ -34,6 +39,7 @@ __all__ = [
     "Sites",
     "StoreGains",
     "Survey",
+    "ToDyT",
     "ToPostNorm",
     "ToRMSNorm",
     "UpcastNorms",

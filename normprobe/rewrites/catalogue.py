@@ -10,10 +10,13 @@ from normprobe.errors import RewriteError
 from normprobe.rewrites.base import Rewrite
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.norms.add_final import AddFinalNorm
+from normprobe.rewrites.norms.add_output import AddOutputNorms
 from normprobe.rewrites.norms.eps import SetEps
 from normprobe.rewrites.norms.fold import FoldGains
 from normprobe.rewrites.norms.fuse import FuseNorms
 from normprobe.rewrites.norms.gain_form import StoreGains
+from normprobe.rewrites.norms.remove import RemoveNorms
+from normprobe.rewrites.norms.to_dyt import ToDyT
 from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.qk import AddQKNorm, QKClip
@@ -26,6 +29,9 @@ ALL: tuple[type[Rewrite], ...] = (
     StoreGains,
     FoldGains,
     AddFinalNorm,
+    AddOutputNorms,
+    RemoveNorms,
+    ToDyT,
     ToRMSNorm,
     ToPostNorm,
     ScaleResidual,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
-from normprobe.records import Anatomy, NormSite, Stream
-from normprobe.records.parts import whole
+from normprobe.records import Anatomy, Stream
 from normprobe.rewrites.at_boundary import AtInput, AtOutput, lay_at
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries, Boundary
+from normprobe.rewrites.norms.made import KINDS, Made, build, wanted
 from normprobe.rewrites.swap import why_not
 
 _CHILD = "final_norm"
-_KINDS = ("layernorm", "rmsnorm")
 
 
 @final
@@ -49,11 +48,7 @@ class NormedOutput(AtOutput):
 class _Detail:
     stream: str
     boundary: Boundary
-    kind: str
-    width: int
-    eps: float
-    affine: str
-    like: str | None  # a parameter whose dtype and device the new ones take
+    made: Made
 
 
 @final
@@ -76,7 +71,7 @@ class AddFinalNorm(Rewrite):
     eps: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("same", *_KINDS):
+        if self.kind not in ("same", *KINDS):
             raise RewriteError(
                 "AddFinalNorm cannot be made", expected="kind: same | layernorm | rmsnorm", found=repr(self.kind)
             )
@@ -111,17 +106,11 @@ class AddFinalNorm(Rewrite):
         """The site for one stream, or why it has none."""
         if stream.needs_final_norm is None:
             return stream.final_norm_reason or "it could not be decided whether the head reads it"
-        norm = _own_norm(survey.anatomy, stream)
-        why = _unfit(stream, norm)
-        if why is not None or norm is None:
-            return why or "no norm of its own to go by"
-        kind, eps = norm.kind if self.kind == "same" else self.kind, self._eps(norm)
-        if kind not in _KINDS:
-            return f"its own norms are of kind {kind}; say kind='layernorm' or 'rmsnorm'"
-        if eps is None:
-            return f"its own norm {norm.path} has eps {norm.eps_placement}, not inside the root; pass eps="
-        boundary, width = boundaries.find(stream), stream.width
-        if boundary is None or width is None:
+        made = wanted(survey, stream, self.kind, self.eps)
+        if isinstance(made, str):
+            return made
+        boundary = boundaries.find(stream)
+        if boundary is None:
             return (
                 "no module boundary between its last write and the head: it is written and read in the forward of "
                 f"{stream.branches[-1].path}, or by modules that run several times"
@@ -130,10 +119,7 @@ class AddFinalNorm(Rewrite):
         taken = why_not(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
         if taken is not None:
             return f"its boundary {boundary.path} cannot be changed: {taken}"
-        return _site(stream, _Detail(stream.name, boundary, kind, width, eps, norm.affine, _like(survey, norm)))
-
-    def _eps(self, norm: NormSite) -> float | None:
-        return self.eps if self.eps is not None or norm.eps_placement != "inside_sqrt" else norm.eps
+        return _site(stream, _Detail(stream.name, boundary, made))
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Register the norm and lay the layer that calls it over the boundary's class."""
@@ -144,7 +130,7 @@ class AddFinalNorm(Rewrite):
             raise RewriteError(
                 f"AddFinalNorm cannot change {site.path}", expected="the module as it was planned", found=why
             )
-        norm = _build(model, detail).train(module.training)
+        norm = build(model, detail.made).train(module.training)
         undo.callback(module._modules.pop, _CHILD, None)
         module.add_module(_CHILD, norm)
         lay_at(detail.boundary, (NormedInput, NormedOutput), module, undo)
@@ -162,49 +148,12 @@ class AddFinalNorm(Rewrite):
                 )
 
 
-def _own_norm(anatomy: Anatomy, stream: Stream) -> NormSite | None:
-    """The norm that the stream's last branch begins with, or ends in where no branch begins with one."""
-    branches = stream.branches[::-1]
-    paths = [*(b.pre_norm for b in branches), *(b.output_norm for b in branches)]
-    return next((norm for path in paths if path is not None and (norm := anatomy.norm(path))), None)
-
-
-def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
-    if norm is None:
-        return "none of its branches begins or ends with a norm, so its kind and eps are not known"
-    if stream.feature_axis is None:
-        return "the axis of its features could not be told"
-    if stream.branches[-1].feature_axis != -1:
-        return "its features are channels before space; only streams with the features last are handled"
-    if norm.axes != (-1,) or norm.size != stream.width:
-        return f"its own norm {norm.path} acts on {norm.size} elements of axes {norm.axes}, not on its {stream.width}"
-    return None
-
-
-def _like(survey: Survey, norm: NormSite) -> str | None:
-    if norm.weight is not None:
-        return whole(norm.weight)
-    return next((name for name, p in survey.model.named_parameters() if p.is_floating_point()), None)
-
-
 def _site(stream: Stream, detail: _Detail) -> Site:
     boundary = detail.boundary
     where = f"on its {'input' if boundary.side == 'input' else 'output'}"
-    change = f"{detail.kind}({detail.width}, eps={detail.eps:.4g}) {where}"
+    change = f"{detail.made} {where}"
     if boundary.side == "output" and stream.raw_readers:
         change += f"; {', '.join(stream.raw_readers)} will get it normed too"
-    names = [name for name, _ in _build(None, detail).named_parameters()]
+    names = [name for name, _ in build(None, detail.made).named_parameters()]
     added = tuple(full_name(boundary.path, f"{_CHILD}.{name}") for name in names)
     return Site(boundary.path, change, added=added, detail=detail)
-
-
-def _build(model: nn.Module | None, detail: _Detail) -> nn.Module:
-    """The norm with unit gain, with the dtype and device of the parameter that it goes by; on meta without a model."""
-    place: dict[str, Any] = {"device": "meta"}
-    if model is not None:
-        like = None if detail.like is None else model.get_parameter(detail.like)
-        place = {} if like is None else {"dtype": like.dtype, "device": like.device}
-    place["elementwise_affine"] = detail.affine != "none"
-    if detail.kind == "rmsnorm":
-        return nn.RMSNorm(detail.width, eps=detail.eps, **place)
-    return nn.LayerNorm(detail.width, eps=detail.eps, bias=detail.affine.endswith("bias"), **place)

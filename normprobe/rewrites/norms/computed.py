@@ -60,7 +60,7 @@ class Computed(Layer):
         if form.fused and not form.one_plus and not form.after_cast and _one_dtype(x, gain, offset):
             return _fused(x, form, gain, offset)
         inner = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = _fused(inner, form, None, None) if form.fused else _written(inner, form)
+        y = _fused(inner, form, None, None) if form.fused else written(inner, form)
         y = y.to(x.dtype) if form.after_cast else y
         if gain is not None:
             gain = gain.to(y.dtype)
@@ -81,7 +81,8 @@ def _fused(x: Tensor, form: Form, gain: Tensor | None, offset: Tensor | None) ->
     return y if offset is None else y + offset
 
 
-def _written(x: Tensor, form: Form) -> Tensor:
+def written(x: Tensor, form: Form) -> Tensor:
+    """x (…, d), normed without gain and offset, in its own dtype."""
     x = x - x.mean(-1, keepdim=True) if form.kind == "layernorm" else x
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + form.eps)
 
@@ -141,6 +142,14 @@ def why_not_laid(survey: Survey, norm: NormSite) -> str | None:
     if outside:
         return f"{outside[0]} is no parameter of its own"
     return class_stays(module_at(survey.model, norm.path))
+
+
+def acting(module: nn.Module, form: Form) -> tuple[Tensor, Tensor]:
+    """Gain and offset of a norm as they act, in float64; of one element where there is none."""
+    gain, offset = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    if form.weight is not None:
+        gain = module.get_parameter(form.weight).detach().double() + float(form.one_plus)
+    return gain, offset if form.bias is None else module.get_parameter(form.bias).detach().double()
 
 
 def own_name(norm: NormSite, name: str) -> str:

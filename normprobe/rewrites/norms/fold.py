@@ -120,7 +120,7 @@ class _Search:
         """Whether gain or offset do anything."""
         unit = 0.0 if norm.affine.startswith("one_plus") else 1.0
         pairs = ((norm.weight, unit), (norm.bias, 0.0))
-        return any(name in self.named and bool((self.named[name] != value).any()) for name, value in pairs if name)
+        return any(name not in self.named or bool((self.named[name] != value).any()) for name, value in pairs if name)
 
     def _weights(self, norm: NormSite) -> tuple[tuple[WeightSite, str | None], ...] | str:
         why = self._why_not(norm)
@@ -143,6 +143,8 @@ class _Search:
         if norm.axes != (-1,) or norm.affine == "other":
             return f"its gain could not be read as one of each feature (axes {norm.axes}, affine {norm.affine})"
         names = _own(norm)
+        if any(name not in self.named for name in names):
+            return f"{', '.join(names)}: its gain or offset is a part of a parameter"
         if any(self.named[name].dim() != 1 or not self.named[name].is_floating_point() for name in names):
             return "its gain or offset is no vector of plain numbers"
         shared = next((name for name in names if self.owners[id(self.named[name])] > 1), None)

@@ -1,0 +1,123 @@
+"""Take norms away that never run, or that norm what another norm has just normed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor, nn
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy, NormSite
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
+from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.norms.computed import Form, acting, form_of
+
+
+@dataclass(frozen=True)
+class _Doubled:
+    first: str
+    before: Form
+    behind: Form
+
+
+@final
+@dataclass(frozen=True)
+class RemoveNorms(Rewrite):
+    """Norms that never run go, and a norm that reads another norm's output goes into that one.
+
+    A norm that does not run is set to None in its parent, so that its parameters leave the state dict and code that
+    calls it all the same says so. Of two norms in a row the second becomes an `nn.Identity`; its gain and offset
+    go into those of the first, by the mean and the size that these give to the second's input where the first's
+    output is white: exact but for eps where the first has one gain for all features and no offset, else calibrated.
+
+    Attributes:
+        only: a pattern of paths of norms, or several; None for all.
+    """
+
+    name: ClassVar[str] = "RemoveNorms"
+    only: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only", choice(self.only))
+
+    @property
+    def effect(self) -> Effect:
+        """Calibrated."""
+        return Effect.CALIBRATED
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        return "norms that never run go; a second norm in a row goes into the first"
+
+    def sites(self, survey: Survey) -> Sites:
+        """One site for every such norm."""
+        found = [_site(survey, norm) for norm in survey.anatomy.norms if chosen(norm.path, self.only)]
+        sites = tuple(each for each in found if isinstance(each, Site))
+        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Merge gain and offset where there are two norms, and take the module out."""
+        doubled: _Doubled | None = site.detail
+        if doubled is not None:
+            _merge(module_at(model, doubled.first), module_at(model, site.path), doubled, undo)
+        parent, _, own = site.path.rpartition(".")
+        holder = module_at(model, parent or ".")
+        undo.callback(holder._modules.__setitem__, own, holder._modules[own])
+        holder._modules[own] = None if doubled is None else nn.Identity().train(holder.training)
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check that none of the norms is left."""
+        for site in sites:
+            norm = anatomy.norm(site.path)
+            if norm is not None and norm.kind != "identity":
+                what = f"RemoveNorms did not take hold at {site.path}"
+                raise RewriteError(what, expected="no norm", found=norm.kind)
+
+
+def _site(survey: Survey, norm: NormSite) -> Site | Refusal | None:
+    if not norm.module or norm.path == ".":
+        return None
+    if not norm.executed:
+        if norm.idle_beside:
+            return Refusal(norm.path, f"{norm.idle_beside[0]} beside it did not run either: a part that is optional")
+        return Site(norm.path, f"the {norm.kind} never runs and goes")
+    first = survey.anatomy.norm(norm.follows or "")
+    return None if first is None else _second(survey, first, norm)
+
+
+def _second(survey: Survey, first: NormSite, norm: NormSite) -> Site | Refusal:
+    before, behind = form_of(survey, first), form_of(survey, norm)
+    if isinstance(before, str):
+        return Refusal(norm.path, f"{first.path}, which it would go into, stays: {before}")
+    if isinstance(behind, str):
+        return Refusal(norm.path, behind)
+    if before.kind != behind.kind or first.size != norm.size or norm.executions != first.executions:
+        return Refusal(norm.path, f"it is no second norm of the kind and size of {first.path}")
+    names = tuple(name for name in (first.weight, first.bias) if name is not None)
+    if (behind.weight and not before.weight) or (behind.bias and not before.bias):
+        return Refusal(norm.path, f"{first.path} has no gain or no offset that its own could go into")
+    change = f"the second {norm.kind} in a row goes into {first.path}"
+    doubled = _Doubled(first.path, before, behind)
+    return Site(norm.path, change, names, undo_bytes=bytes_of(survey.model, names), detail=doubled)
+
+
+def _merge(first: nn.Module, second: nn.Module, doubled: _Doubled, undo: ExitStack) -> None:
+    """g₁' = g₁ g₂ / s and b₁' = (b₁ − mean b₁) g₂ / s + b₂, with s² = mean(g₁²) + mean of b₁² (its variance for a
+    LayerNorm): what the second norm divides by where the first's normed elements are uncorrelated."""
+    gain, offset = acting(first, doubled.before)
+    more, shift = acting(second, doubled.behind)
+    spread = offset - offset.mean() if doubled.behind.kind == "layernorm" else offset
+    size = (gain.square().mean() + spread.square().mean()).sqrt()
+    if not float(size) > 0:
+        what = f"RemoveNorms cannot merge into {doubled.first}"
+        raise RewriteError(what, expected="a gain that is not 0 everywhere", found="0")
+    _store(first, doubled.before.weight, gain * more / size - float(doubled.before.one_plus), undo)
+    _store(first, doubled.before.bias, spread * more / size + shift, undo)
+
+
+def _store(module: nn.Module, name: str | None, values: Tensor, undo: ExitStack) -> None:
+    if name is not None:
+        parameter = module.get_parameter(name)
+        set_values(parameter, values.expand(parameter.shape), undo)

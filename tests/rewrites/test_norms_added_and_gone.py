@@ -1,0 +1,196 @@
+"""Output norms added, norms that are too many removed, norms that become Dynamic Tanh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normprobe.errors import RewriteError
+from normprobe.norms import reference
+from normprobe.rewrites import AddOutputNorms, Plan, RemoveNorms, Rewrite, Survey, ToDyT, make_plan
+from tests import models
+from tests.rewrites.cases import snapshot
+
+BUILDS = {
+    "gpt2": models.gpt2,
+    "llama": models.llama,
+    "t5": models.t5,
+    "bert": models.bert,
+    "neox": lambda: models.neox(True),
+    "torch": lambda: models.torch_encoder(True, True),
+}
+
+
+def outputs(model: nn.Module, inputs: Any) -> Tensor:
+    with torch.no_grad():
+        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    found: Tensor = out if isinstance(out, Tensor) else out[0]
+    return found
+
+
+def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan:
+    return make_plan(model, [rewrite], inputs).apply()
+
+
+# ---- AddOutputNorms
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_branch_ends_in_a_norm(name: str) -> None:
+    model, inputs = BUILDS[name]()
+    kept = snapshot(model)
+    plan = applied(model, inputs, AddOutputNorms())
+    streams = Survey.of(model, inputs).anatomy.streams
+    assert all(branch.output_norm is not None for stream in streams for branch in stream.branches)
+    plan.undo()
+    assert snapshot(model) == kept
+
+
+def test_what_is_written_is_the_norm_of_what_was() -> None:
+    model, inputs = models.llama()
+    seen: list[Tensor] = []
+    model.model.layers[0].self_attn.register_forward_hook(lambda m, a, out: seen.append(out[0]))
+    outputs(model, inputs)
+    applied(model, inputs, AddOutputNorms(only="model.layers.0", start="calibrated"))
+    size = float(seen[0].square().mean().sqrt())
+    gain = model.model.layers[0].self_attn.output_norm.weight
+    assert torch.allclose(gain, torch.full_like(gain, size), rtol=1e-5)
+    outputs(model, inputs)
+    assert torch.allclose(seen[-1], size * reference.rmsnorm(seen[0], 1e-6), atol=1e-5)
+
+
+def test_gains_are_calibrated_on_what_came_without_the_norms() -> None:
+    model, inputs = models.gpt2()
+    norms = [f"transformer.h.{i}.{part}" for i in range(2) for part in ("attn", "mlp")]
+    sizes: dict[str, float] = {}
+    handles = []
+    for path in norms:
+
+        def look(module: nn.Module, args: Any, out: Any, path: str = path) -> None:
+            write = out if isinstance(out, Tensor) else out[0]
+            sizes.setdefault(path, float(write.square().mean().sqrt()))
+
+        handles.append(model.get_submodule(path).register_forward_hook(look))
+    outputs(model, inputs)
+    for handle in handles:
+        handle.remove()
+    applied(model, inputs, AddOutputNorms(start="calibrated"))
+    for path in norms:
+        gain = model.get_submodule(path).output_norm.weight
+        assert torch.allclose(gain, torch.full_like(gain, sizes[path]), rtol=1e-4)
+
+
+# ---- RemoveNorms
+
+
+class Doubled(nn.Module):
+    """A pre-norm stack with two final norms, and one norm that nothing calls."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        width = models.WIDTH
+        self.norms = nn.ModuleList(kind(width) for _ in range(2))
+        self.reads = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.idle, self.first, self.second = kind(width), kind(width), kind(width)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, read in zip(self.norms, self.reads, strict=True):
+            x = x + torch.tanh(read(norm(x)))
+        out: Tensor = self.head(self.second(self.first(x)))
+        return out
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_a_second_norm_goes_into_the_first(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = models.shuffled(Doubled(kind)).double(), torch.randn(4, 7, models.WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        model.first.weight.fill_(3.0)
+        if kind is nn.LayerNorm:
+            model.first.bias.zero_()
+    before, kept = outputs(model, x), snapshot(model)
+    plan = applied(model, x, RemoveNorms())
+    assert {site.path for site in plan.steps[0][1].sites} == {"idle", "second"}
+    assert float((outputs(model, x) - before).abs().max()) <= 1e-4  # eps acts once
+    assert not any(name.startswith(("idle", "second")) for name in model.state_dict())
+    plan.undo()
+    assert snapshot(model) == kept
+    assert list(model._modules) == ["norms", "reads", "idle", "first", "second", "head"]
+
+
+def test_with_gains_of_their_own_it_is_near() -> None:
+    torch.manual_seed(0)
+    model, x = models.shuffled(Doubled(nn.LayerNorm)), torch.randn(4, 7, models.WIDTH)
+    before = outputs(model, x)
+    plan = applied(model, x, RemoveNorms(only="second"))
+    assert plan.proof is not None
+    assert plan.proof.max_rel <= 0.1
+    assert not torch.equal(outputs(model, x), before)
+
+
+def test_a_norm_of_an_optional_part_stays() -> None:
+    class Optional(Doubled):
+        def __init__(self) -> None:
+            super().__init__(nn.LayerNorm)
+            self.second = nn.Identity()
+            self.beside = nn.Linear(models.WIDTH, models.WIDTH)
+
+    model, x = models.shuffled(Optional()), torch.randn(2, 7, models.WIDTH)
+    with pytest.raises(RewriteError, match="a part that is optional"):
+        applied(model, x, RemoveNorms())
+
+
+# ---- ToDyT
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_norms_become_dynamic_tanh_and_back(name: str) -> None:
+    model, inputs = BUILDS[name]()
+    before, kept = outputs(model, inputs), snapshot(model)
+    unit = applied(model, inputs, ToDyT("unit"))
+    off = float((outputs(model, inputs) - before).norm())
+    unit.undo()
+    plan = applied(model, inputs, ToDyT())
+    kinds = {norm.kind for norm in Survey.of(model, inputs).anatomy.norms if norm.role in ("pre", "post", "final")}
+    assert kinds == {"dyt"}
+    assert float((outputs(model, inputs) - before).norm()) < off
+    plan.undo()
+    assert snapshot(model) == kept
+
+
+def test_alpha_and_gain_are_those_of_the_curve() -> None:
+    """Rows of one size make the norm a line; a tanh through few elements far out bends as least squares says."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 64)), torch.randn(64, 64)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.read = model[0], model[1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = x + self.read(self.norm(x))
+            return found
+
+    stack = nn.Sequential(Block(), nn.LayerNorm(64))
+    applied(stack, x, ToDyT(only="0.norm"))
+    norm, z = stack[0].norm, reference.rmsnorm(x.double(), torch.finfo(torch.float32).eps)
+
+    def off(alpha: float, scale: float) -> float:
+        return float((z - scale * torch.tanh(alpha * x.double())).square().sum())
+
+    alpha, scale = norm.alpha.item(), norm.weight[0].item()
+    best = off(alpha, scale)
+    assert all(off(alpha * a, scale * s) >= best * (1 - 1e-6) for a in (0.97, 1, 1.03) for s in (0.97, 1, 1.03))
+    assert best < 0.05 * float(z.square().sum())
+
+
+def test_a_norm_without_a_gain_gets_one() -> None:
+    torch.manual_seed(0)
+    built = models.decoder("pre", norm=lambda: nn.LayerNorm(models.WIDTH, elementwise_affine=False), layers=2)
+    plan = applied(*built, ToDyT())
+    assert all(any(name.endswith("dyt_gain") for name in site.added) for site in plan.steps[0][1].sites)
