@@ -105,10 +105,13 @@ class UninitialisedGain(GainCheck):
 
     @staticmethod
     def _alone(norm: Stored, held: Elements, norms: Sequence[Stored]) -> str:
-        """That the others in its role share another constant; empty where they do not."""
+        """That the others in its role share another constant; empty where they do not, and where it is NP112's: 1 + w of
+        2 where that of the others is 1."""
         others = [n.known.gain for n in norms if n.site.role == norm.site.role and n is not norm]
         values = Counter(gain.constant for gain in others if gain is not None)
         (common, times), *rest = values.most_common() or [(None, 0)]
         if held.constant in (None, 0, common) or common is None or rest or times < 2:
+            return ""
+        if norm.known.one_plus and (held.constant, common) == (2.0, 1.0):
             return ""
         return f"is {number(held.smallest)} throughout, and {number(common)} in the {times} others of its role"

@@ -288,6 +288,18 @@ def test_unset_memory_in_one_gain(norm: Callable[[], nn.Module], fill: float, co
         assert codes(normprobe.probe(model, inputs, level="structure")) == [code]
 
 
+@pytest.mark.parametrize(
+    ("norm", "fill", "told"),
+    [(one_plus, 1.0, ["NP112"]), (one_plus, 2.0, ["NP109"]), (models.RMSNorm, 2.0, ["NP109"])],
+)
+def test_one_gain_of_2_has_a_known_cause_where_1_is_added(
+    norm: Callable[[], nn.Module], fill: float, told: list[str]
+) -> None:
+    model, inputs = fresh("pre", norm)
+    weights(model, normprobe.probe(model, inputs, level="structure"))[1].data.fill_(fill)
+    assert codes(normprobe.probe(model, inputs)) == told
+
+
 def test_an_offset_folded_twice_is_found_in_weights_that_spread() -> None:
     model, inputs = fresh("pre", one_plus)
     generator = torch.Generator().manual_seed(3)
