@@ -43,7 +43,8 @@ def measure_initialisation(
     named = dict(model.named_parameters())
     read = {w.parameter: named[w.parameter] for w in anatomy.weights if plain(named.get(w.parameter))}
     fits = [(w, _fit(read[w.parameter], w, seed)) for w in anatomy.weights if w.parameter in read]
-    trained, drawn, evidence = _trained(anatomy, named, [f for _, f in fits])
+    told = [f if f.distribution != "unknown" else _whole(read[w.parameter], w, f, anatomy, seed) for w, f in fits]
+    trained, drawn, evidence = _trained(anatomy, named, told)
     dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in read.items()}
     own, why = ({}, "") if trained is not False else own_weights(model, seed)
     weights = tuple(_measure(w, f, () if trained else _recipes(w, f, anatomy), dtypes[w.parameter]) for w, f in fits)
@@ -99,6 +100,19 @@ def _fitting(weight: WeightMeasure, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _fit(parameter: Tensor, site: WeightSite, seed: int) -> Fit:
     return fit(parameter, seed, kernel=site.kind == "conv", table=site.kind == "embedding")
+
+
+def _whole(parameter: Tensor, site: WeightSite, found: Fit, anatomy: Anatomy, seed: int) -> Fit:
+    """How a weight was drawn that makes queries, keys and values at once and fits nothing as a whole: as the first part
+    was where each part fits by itself (DeepNorm draws values smaller than queries), else as was `found`."""
+    parts = [
+        torch.cat([parameter.narrow(rows.axis, a, b - a) for head in rows.heads for a, b in head], rows.axis)
+        for one in anatomy.attention
+        for rows in one.columns.values()
+        if rows.parameter == site.parameter and rows.heads
+    ]
+    fits = [_fit(part, site, seed) for part in parts]
+    return fits[0] if len(fits) > 1 and all(f.distribution != "unknown" for f in fits) else found
 
 
 def _unused(anatomy: Anatomy, named: Mapping[str, Tensor]) -> list[str]:

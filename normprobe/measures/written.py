@@ -155,14 +155,14 @@ def _summaries(rms_WN: Tensor, tokens: Tokens) -> list[stats.Summary]:
 
 
 def _rounding(operands: Operands | None) -> tuple[float, float]:
-    """What rounding the sum to bfloat16 and float16 loses, as a share of the write. Not of several together: that is no
-    faster."""
+    """What rounding the sum to bfloat16 and float16 loses, as a share of the write, which float32 loses from the sum as
+    well where it is far smaller than the trunk. Not of several together: that is no faster."""
     if operands is None:
         return math.nan, math.nan
-    added = operands.factor * stats.widen(operands.write)
-    total = operands.skip * stats.widen(operands.trunk) + added
+    added = operands.factor * operands.write.double()
+    total = operands.skip * operands.trunk.double() + added
     rounded = (total.bfloat16(), total.half())
-    size, *lost = (float(torch.linalg.vector_norm(x)) for x in (added, *(x.float() - total for x in rounded)))
+    size, *lost = (float(torch.linalg.vector_norm(x)) for x in (added, *(x.double() - total for x in rounded)))
     return (lost[0] / size, lost[1] / size) if size else (math.nan, math.nan)
 
 

@@ -16,6 +16,7 @@ from normprobe.measures.activations import second_moment
 from normprobe.measures.recipes import RECIPES, Drawn, recipes
 from normprobe.records import Initialisation, Measurements, RoleMeasure
 from normprobe.report.tables.init import make
+from tests import models
 
 WIDTH, LAYERS = 64, 4
 SMALL = {"vocab_size": 512, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": LAYERS}
@@ -169,6 +170,21 @@ def test_a_packed_projection_is_judged_by_its_own_fans() -> None:
     packed = next(w for w in init.weights if w.parameter.endswith("in_proj_weight"))
     assert "xavier" in packed.recipes
     assert packed.distribution == "uniform"
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_packed_projection_of_parts_of_several_sizes_is_as_it_was_drawn(parts: bool) -> None:
+    """As DeepNorm draws them: values smaller than queries and keys. Rows of sizes of their own fit nothing."""
+    torch.manual_seed(0)
+    model = models.Decoder([models.Block(models.layer_norm, "pre") for _ in range(3)], models.layer_norm()).eval()
+    for name, weight in model.named_parameters():
+        if "qkv.weight" in name:
+            sizes = torch.tensor([1.0, 1.0, 0.2]).repeat_interleave(models.WIDTH) if parts else torch.rand(len(weight))
+            weight.data *= sizes[:, None]
+    init = normprobe.probe(model, models.ids()).init
+    assert init is not None
+    assert [w.distribution for w in init.weights if "qkv" in w.parameter] == ["unknown"] * 3
+    assert (init.trained, init.drawn == 1.0) == ((False, True) if parts else (None, False))
 
 
 def test_a_model_that_learned_is_not_said_to_be_as_it_was_drawn() -> None:

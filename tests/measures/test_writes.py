@@ -140,6 +140,12 @@ def test_rounding_is_that_of_the_scaled_sum() -> None:
     assert found.rounding[0] == pytest.approx(lost, rel=0.01)
 
 
+def test_a_write_that_float32_loses_is_lost_in_bfloat16_too() -> None:
+    """A trunk that bfloat16 holds, and a write far below the spacing of float32 beside it."""
+    trunk, write = X.bfloat16().float(), 1e-9 * Y
+    assert told(alone(), {"self": trunk, "other": write}, trunk + write).rounding[0] == pytest.approx(1.0, rel=1e-3)
+
+
 def test_tokens_that_are_0_have_no_direction() -> None:
     state = X.clone()
     state[0, 2] = state[1, :3] = 0

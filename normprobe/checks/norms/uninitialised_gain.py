@@ -105,8 +105,8 @@ class UninitialisedGain(GainCheck):
 
     @staticmethod
     def _alone(norm: Stored, held: Elements, norms: Sequence[Stored]) -> str:
-        """That the others in its role share another constant; empty where they do not, and where it is NP112's: 1 + w of
-        2 where that of the others is 1."""
+        """That the others in its role share another constant; empty where they do not, and where it is NP112's: a 1 + w
+        of 2 where that of the others is 1."""
         others = [n.known.gain for n in norms if n.site.role == norm.site.role and n is not norm]
         values = Counter(gain.constant for gain in others if gain is not None)
         (common, times), *rest = values.most_common() or [(None, 0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -82,10 +82,16 @@ class OverwritingBranch(EachStreamCheck):
 
     def _over(self, seen: Measured) -> Iterator[tuple[StreamState, float]]:
         for states in seen.by_kind().values():
-            middle = statistics.median_low(state.write_rms for state in states)
+            middle = _middle([state.write_rms for state in states])
             usual = statistics.median_low(state.write_ratio for state in states)
             for state in states:
                 over = state.write_rms / middle if middle > 0 else 0.0
                 apart = self.exceeds(state.write_ratio, max(self.max_ratio, self.max_over_ratio * usual))
                 if apart and self.exceeds(over, self.max_over_kind):
                     yield state, over
+
+
+def _middle(sizes: Sequence[float]) -> float:
+    """What writes of a kind are held against. Where half of four or more are far smaller than the others, it cannot be
+    told which are off: the larger ones are no exception then. Of two the smaller one is the measure."""
+    return statistics.median_high(sizes) if len(sizes) > 3 else statistics.median_low(sizes)

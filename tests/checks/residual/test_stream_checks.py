@@ -214,6 +214,16 @@ def test_np306_tells_one_of_two() -> None:
     assert found.where == "blocks.1"
 
 
+@pytest.mark.parametrize(("small", "told"), [(1, ["blocks.0"]), (2, []), (3, ["blocks.0"])])
+def test_np306_does_not_take_the_sound_half_for_the_faulty_one(small: int, told: list[str]) -> None:
+    """The first write on small embeddings is far larger than its trunk, as it should be; where others were lost, it is
+    the exception only if it is alone, or most are like the small ones."""
+    sizes = [1.0, *(0.01 if i < small else 1.0 for i in range(3))]
+    rows = [b.state(i, write_rms=size, write_ratio=0.4 * size) for i, size in enumerate(sizes)]
+    rows[0] = b.state(0, write_rms=30.0 if small == 1 else 1.0, write_ratio=50.0)
+    assert [f.where for f in judge("NP306", measured(*rows))[0]] == told
+
+
 @pytest.mark.parametrize(
     ("dtype", "losses", "severity"),
     [

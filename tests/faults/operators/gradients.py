@@ -61,7 +61,13 @@ def growing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     weigh_each(model, site, 1e3)
 
 
-@fault("gradients between blocks some tenfold", "NP501", unless_fresh, longest, BACKWARD)
+def level(anatomy: Anatomy) -> list[Site]:
+    """Streams whose placement gives gradients no slope of its own, as the norms on the sums of a post-norm stack do:
+    what is planted adds to it there, as far as NP503's, or takes it away."""
+    return [site for site in longest(anatomy) if site.detail.placement not in ("post", "deepnorm")]
+
+
+@fault("gradients between blocks some tenfold", "NP501", unless_fresh, level, BACKWARD)
 def uneven(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     weigh_each(model, site, 60 ** (1 / (len(blocks(site.detail)) - 1)))
 

@@ -125,7 +125,10 @@ def zeroed(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 @fault("a write of three hundred times its size", "NP306", "warning", writes, FORWARD, LARGE)
 def overwriting(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
-    change_write(model, site.detail[1], lambda x: x * 3000)
+    """At least of a size of 30, as branches that start closed write next to nothing."""
+    change_write(
+        model, site.detail[1], lambda x: x * max(3000.0, 30 / float(x.square().mean().sqrt().clamp_min(1e-20)))
+    )
 
 
 def one_entry(x: Tensor) -> Tensor:
@@ -168,8 +171,9 @@ def overflowing(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
 
 @fault("writes too small for bfloat16", "NP307", "warning", streams, HALFB, ("NP302", "NP305", *FACTOR))
 def rounded(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
+    """By more than the norms on what a branch writes, and small embeddings, hold these apart."""
     for branch in site.detail.branches:
-        change_write(model, branch, lambda x: x * 1e-4)
+        change_write(model, branch, lambda x: x * 1e-6)
 
 
 # ---- tokens
