@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normprobe.anatomy.flow.ops import PRODUCTS, Role, base, foreign, slides
+from normprobe.anatomy.flow.ops import LIGHT, PRODUCTS, Role, base, foreign, slides
 from normprobe.anatomy.flow.steps import Flow, Step
 
 _INSIDE = frozenset({Role.ACT, Role.SCALE, Role.SHIFT, Role.MOVE, Role.POOL, Role.REDUCE, Role.GATE, Role.ADD})
 _STATISTICS = frozenset({Role.POOL, Role.REDUCE})
 _ROOTS = frozenset({"aten.sqrt", "aten.rsqrt", "aten.pow", "aten.sqrt_", "aten.rsqrt_"})
-_MOST_STEPS, _MOST_CLOSINGS, _MOST_EXTENSIONS, _MOST_FACTORS = 30, 3, 5, 3
+_MOST_STEPS, _MOST_CLOSINGS, _MOST_EXTENSIONS, _MOST_FACTORS, _MOST_MOVES = 30, 3, 5, 3, 4
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ def find_regions(flow: Flow) -> Iterator[list[Region]]:
             closings = _bounded(flow, step)
         elif step.role is Role.SCALE and len(step.inputs) == 1:
             closings = _stored(flow, step)
-        if closings:
-            yield [region for closing in closings for region in _extensions(flow, closing)]
+        regions = [region for closing in closings for region in _extensions(flow, closing)]
+        if regions:
+            yield regions
 
 
 def _opaque(flow: Flow, step: Step) -> bool:
@@ -56,16 +57,18 @@ def _opaque(flow: Flow, step: Step) -> bool:
 def _bounded(flow: Flow, step: Step) -> list[Region]:
     """A non-linearity with the learned factor, and the constants added to it, that stand before it."""
     steps, value, learned = {step.id}, step.inputs[0], False
-    for _ in range(_MOST_FACTORS):
+    origin, inner = value, frozenset(steps)
+    for _ in range(_MOST_FACTORS + _MOST_MOVES):
         maker = flow.made_by(value)
-        if maker is None or maker.role not in (Role.SCALE, Role.SHIFT) or len(maker.inputs) > 1:
+        if maker is None or maker.role not in LIGHT or len(maker.inputs) > 1:
             break
-        learned = learned or (maker.role is Role.SCALE and bool(maker.parameters))
         steps.add(maker.id)
         value = maker.inputs[0]
-    region = Region(value, step.outputs[0], frozenset(steps), step)
-    shaped = flow.shape(value) == flow.shape(step.outputs[0])
-    return [region] if learned and shaped and not _leaks(flow, region) else []
+        if maker.role is not Role.MOVE:
+            learned = learned or (maker.role is Role.SCALE and bool(maker.parameters))
+            origin, inner = value, frozenset(steps)
+    region = Region(origin, step.outputs[0], inner, step)
+    return [region] if learned and not _leaks(flow, region) else []
 
 
 def _stored(flow: Flow, step: Step) -> list[Region]:
@@ -133,29 +136,31 @@ def _leaks(flow: Flow, region: Region) -> bool:
 
 def _extensions(flow: Flow, region: Region) -> list[Region]:
     """The region with the gain, offset, casts and views that follow it, the longest first, and the region itself
-    last."""
-    found = [region]
-    while len(found) <= _MOST_EXTENSIONS:
+    last; only those that end in the shape that they begin in."""
+    found = [region] if _alike(flow, region) else []
+    for _ in range(_MOST_EXTENSIONS + _MOST_MOVES):
         readers = flow.readers(region.end)
         longer = None if len(readers) != 1 or region.end in flow.outputs else _extended(flow, region, readers[0])
-        if longer is None:
+        if longer is None or len(found) > _MOST_EXTENSIONS:
             break
         region = longer
-        found.append(region)
+        if _alike(flow, region):
+            found.append(region)
     return found[::-1]
+
+
+def _alike(flow: Flow, region: Region) -> bool:
+    return flow.shape(region.end) == flow.shape(region.origin)
 
 
 def _extended(flow: Flow, region: Region, step: Step) -> Region | None:
     """The region and the `step` that reads its end; None where that does something else to it."""
-    alike = flow.shape(step.outputs[0]) == flow.shape(region.origin)
-    scaled = step.role in (Role.SCALE, Role.SHIFT) and len(step.inputs) == 1
     added = step.role is Role.ADD and set(step.inputs) == {region.origin, region.end}  # a response norm's own skip
-    cast = step.role is Role.MOVE and base(step.node.op) == "aten._to_copy"
-    if alike and (scaled or cast or added):
-        return Region(region.origin, step.outputs[0], region.steps | {step.id}, region.core)
-    if step.role is not Role.MOVE or len(step.inputs) != 1:
+    if not added and (step.role not in LIGHT or len(step.inputs) != 1):
         return None
-    return _viewed(flow, region, step)
+    longer = Region(region.origin, step.outputs[0], region.steps | {step.id}, region.core)
+    viewed = None if _alike(flow, longer) or step.role is not Role.MOVE else _viewed(flow, region, step)
+    return viewed or longer
 
 
 def _viewed(flow: Flow, region: Region, step: Step) -> Region | None:
