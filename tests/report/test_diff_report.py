@@ -117,6 +117,7 @@ def test_places_name_both_models_where_they_differ() -> None:
         subject="norm", fact="eps", severity="note", where=(("m", "n"), ("q", "q"), ("", "r")), message="m"
     )  # type: ignore[arg-type]
     assert content.places(one) == "m | n, q, r"
+    assert content.places(one.model_copy(update={"where": ((".", "."),)})) == "the model itself"
 
 
 def sites(count: int, first: int | None) -> SignalDiff:

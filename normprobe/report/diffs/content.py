@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from normprobe.records import Severity, Target
 from normprobe.records.diff import DiffData, Difference, OutputDiff, SignalDiff, SiteDiff, Subject
+from normprobe.report import wording
 from normprobe.report.places import joined
 from normprobe.report.tables import Table
 from normprobe.report.wording import amount, number, plural, tally
@@ -93,7 +94,8 @@ def compared(data: DiffData) -> list[str]:
 
 def places(one: Difference) -> str:
     """The places of a difference; both paths where they are called otherwise."""
-    named = [a or b if not (a and b) or a == b else f"{a} | {b}" for a, b in one.where]
+    shown = ((wording.place(a) if a else "", wording.place(b) if b else "") for a, b in one.where)
+    named = [a or b if not (a and b) or a == b else f"{a} | {b}" for a, b in shown]
     return joined(named, _ROOM)
 
 
