@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from normprobe import probe
 from normprobe.checks import find, run
+from tests import models
 from tests.checks import builders as b
 
 
@@ -129,3 +132,39 @@ def test_a_stream_under_no_grad_is_told_from_a_broken_one() -> None:
     assert report.gradients is not None
     assert {branch.traced for branch in report.gradients.branches} == {True, False}
     assert "NP504" not in {f.code for f in report.findings}
+
+
+def overflowing(factor: float, bias: float) -> models.Built:
+    """A GPT-2 whose second block has queries and keys of other sizes, the attention written out."""
+    model, inputs = models.gpt2()
+    model.set_attn_implementation("eager")
+    projection = model.get_submodule("transformer.h.1.attn.c_attn")
+    with torch.no_grad():
+        projection.weight[:, : 2 * models.WIDTH] *= factor
+        projection.bias[3] += bias
+    return model, inputs
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_logits_that_overflow_are_told_as_the_cause(kernel: str) -> None:
+    """Some of their sums are infinite, some are NaN."""
+    model, inputs = overflowing(1e28, 0.0)
+    model.set_attn_implementation(kernel)
+    report = probe(model, inputs)
+    (large,) = (f for f in report.findings if f.code == "NP401")
+    assert (large.where, large.value) == ("transformer.h.1.attn", math.inf)
+    cause = r"queries and keys of RMS 5\S+e\+27 and 5\S+e\+27 over \d features in head 0 are finite, and their product"
+    assert re.search(rf"logits reach inf in head 0 \({cause} overflows float32\)", large.message)
+    lost = [f for f in report.findings if f.code == "NP504"]
+    assert [f.where for f in lost] == (["transformer.h.1.attn"] if kernel == "eager" else [])  # the kernel hides it
+    assert all(re.search(f"; {cause} overflows float32", f.message) for f in lost)
+
+
+def test_logits_of_infinite_queries_are_no_cause() -> None:
+    report = probe(*overflowing(1.0, float("inf")))
+    (lost,) = (f for f in report.findings if f.code == "NP504")
+    assert lost.where == "transformer.h.1.attn.c_attn.bias"
+    assert "overflows" not in lost.message
+    assert not [f for f in report.findings if f.code == "NP401"]
+    (skipped,) = (s for s in report.skipped if s.what.startswith("NP401"))
+    assert "transformer.h.1.attn" in skipped.what

@@ -279,11 +279,26 @@ def test_np401_ranks_what_is_not_finite_above_every_number() -> None:
     assert found.value == INF
 
 
-@pytest.mark.parametrize("heads", [b.logits(1e9, NAN, 3.0), b.logits(3.0, bound=NAN)])
+@pytest.mark.parametrize(
+    ("rms", "dtype", "told"),
+    [(1e20, "float32", True), (1.0, "float32", False), (None, "float32", False), (130.0, "float16", True)],
+)
+def test_np401_tells_an_overflow_of_known_queries_and_keys(rms: float | None, dtype: str, told: bool) -> None:
+    (found,), _ = judge("NP401", measured(b.site(), b.logits(INF, 3.0, q_rms=rms, k_rms=rms, dtype=dtype)))
+    assert (found.value, f"their product overflows {dtype})" in found.message) == (INF, told)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [b.logits(1e9, NAN, 3.0), b.logits(3.0, bound=NAN), b.logits(INF, q_rms=INF), b.logits(INF, k_rms=NAN)],
+)
 def test_np401_leaves_a_nan_to_np504(heads: Any) -> None:
     found, (skipped,) = judge("NP401", measured(b.site(), heads))
     assert found == ()
-    assert (skipped.what, skipped.why) == ("NP401 unresolved-logits at blocks.0.attn", "a logit is NaN (NP504)")
+    assert (skipped.what, skipped.why) == (
+        "NP401 unresolved-logits at blocks.0.attn",
+        "a logit is NaN, or queries or keys are not finite (NP504)",
+    )
 
 
 def test_np401_judges_logits_with_a_position_bias_where_a_half_precision_holds_the_sum() -> None:

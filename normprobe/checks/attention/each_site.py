@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from normprobe.checks.base import Check, Outcome
+from normprobe.checks.base import Check, Outcome, number
 from normprobe.records import AttentionMeasure, AttentionSite, HeadLogits, ReportData
+from normprobe.theory import format_of
 
 
 class Pair(NamedTuple):
@@ -69,6 +70,21 @@ def share(some: int, count: int, one: str, several: str) -> str:
     """`; 2 of 3 attention sites exceed`, with the verb that fits."""
     whole = f"{count} attention site" + ("" if count == 1 else "s")
     return f"; {some} of {whole} {one if some == 1 else several}"
+
+
+def overflow(pair: Pair) -> str:
+    """How queries and keys of a site make logits that are not finite, though they are finite themselves and their
+    product is alone too large for its dtype; empty where that is not so, or not known."""
+    form = format_of(pair.measure.basis.dtype)
+    features = max((site.head_dim for site in pair.known), default=1)
+    for head in pair.measure.heads:
+        q, k = head.q_rms, head.k_rms
+        if form is None or q is None or k is None or math.isfinite(head.sampled_max):
+            continue
+        if math.isfinite(q) and math.isfinite(k) and q * k * features > form.largest:
+            sizes = f"of RMS {number(q)} and {number(k)} over {features} features"
+            return f"queries and keys {sizes} in head {head.head} are finite, and their product overflows {form.name}"
+    return ""
 
 
 def rank(value: float) -> float:

@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from normprobe.checks.attention.each_site import EachSiteCheck, Pair, largest, matched, product, rank, share
+from normprobe.checks.attention.each_site import (
+    EachSiteCheck,
+    Pair,
+    largest,
+    matched,
+    overflow,
+    product,
+    rank,
+    share,
+)
 from normprobe.checks.base import Needs, Outcome, Unit, limit, number
 from normprobe.records import Finding, ReportData, Severity
 from normprobe.theory import FORMATS, format_of
@@ -19,12 +28,14 @@ class UnresolvedLogits(EachSiteCheck):
 
     ## What it measures
 
-    The largest attention logit of every head over the sampled query rows, after scale, soft-cap and mask.
-    Where not all rows were looked at, also the bound max|q|·max|k|·|scale| (no more than the soft-cap): a
-    note, when the bound alone exceeds the limit, since a larger logit cannot be ruled out. A NaN is no size: a
-    site with a logit that is NaN is left to NP504. Logits with a position bias (ALiBi, relative positions) are
-    judged as softmax sees them where they are numbers of a half precision; where the bias is added in
-    float32, which resolves the sum, q·k alone is judged, and sites that do not show it are skipped.
+    The largest attention logit of every head over the sampled query rows, after scale, soft-cap and mask. Where not
+    all rows were looked at, also the bound max|q|·max|k|·|scale| (no more than the soft-cap): a note, when the
+    bound alone exceeds the limit, since a larger logit cannot be ruled out. Where queries and keys are finite
+    and their product alone is too large for its dtype, the logit counts as infinite, though some of its sums
+    are NaN. Another NaN is no size, nor is a logit of queries or keys that are not finite themselves: such a
+    site is left to NP504. Logits with a position bias (ALiBi, relative positions) are judged as softmax sees
+    them where they are numbers of a half precision; where the bias is added in float32, which resolves the sum,
+    q·k alone is judged, and sites that do not show it are skipped.
 
     ## Why it matters
 
@@ -64,7 +75,7 @@ class UnresolvedLogits(EachSiteCheck):
         yield from self.unmeasured(data, pairs)
         lost = [pair.measure.path for pair in pairs if _lost(pair)]
         if lost:
-            yield self.skip("a logit is NaN (NP504)", lost)
+            yield self.skip("a logit is NaN, or queries or keys are not finite (NP504)", lost)
         rest = [pair for pair in pairs if not _lost(pair)]
         unseen = [p for p in rest if math.isnan(_size(p)) and self.exceeds(largest(p.measure), self.max_logit)]
         if unseen:
@@ -87,9 +98,10 @@ class UnresolvedLogits(EachSiteCheck):
         head = max(pair.measure.heads, key=lambda one: rank((one.uncapped_max or 0.0) if apart else one.sampled_max))
         biased = any(site.biased for site in pair.known)
         bias = f" {'without' if apart else 'with'} their position bias" if biased else ""
+        made = f" ({told})" if (told := overflow(pair)) else ""
         return self.finding(
             pair.measure.path,
-            f"logits{bias} reach {number(size)} in head {head.head}{_grid(size, _dtype(pair))}"
+            f"logits{bias} reach {number(size)} in head {head.head}{_grid(size, _dtype(pair))}{made}"
             f"{share(len(over), count, 'exceeds', 'exceed')} the limit",
             value=size,
             against="max_logit",
@@ -120,7 +132,9 @@ def _apart(pair: Pair) -> bool:
 
 
 def _size(pair: Pair) -> float:
-    """The logit to judge; NaN where it was not seen."""
+    """The logit to judge, infinite where it overflows; NaN where it was not seen."""
+    if overflow(pair):
+        return math.inf
     if not _apart(pair):
         return largest(pair.measure)
     caps = [math.inf if site.softcap is None else site.softcap for site in pair.known]
@@ -128,7 +142,13 @@ def _size(pair: Pair) -> float:
 
 
 def _lost(pair: Pair) -> bool:
-    return any(math.isnan(head.sampled_max) or math.isnan(head.bound) for head in pair.measure.heads)
+    """Whether a logit is NaN that does not overflow, or queries or keys are known not to be finite."""
+    heads = pair.measure.heads
+    if overflow(pair):
+        return False
+    seen = [rms for head in heads for rms in (head.q_rms, head.k_rms) if rms is not None]
+    unknown = any(math.isnan(head.sampled_max) or math.isnan(head.bound) for head in heads)
+    return unknown or not all(map(math.isfinite, seen))
 
 
 def _bound(pair: Pair) -> float:

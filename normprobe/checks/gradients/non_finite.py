@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from normprobe.checks.attention.each_site import matched, overflow
 from normprobe.checks.base import Check, Needs, Outcome
 from normprobe.records import (
     Anatomy,
@@ -43,8 +44,8 @@ class NonFinite(Check):
 
     ## What to do
 
-    Look at the place: an overflow in float16 (NP304), a row of zeros in a norm whose eps vanishes (NP102), a
-    fully masked row of attention, a broken weight.
+    Look at the place: an overflow in float16 (NP304), attention logits too large for their dtype (NP401), a row of
+    zeros in a norm whose eps vanishes (NP102), a fully masked row of attention, a broken weight.
 
     ## When to ignore it
 
@@ -68,7 +69,7 @@ class NonFinite(Check):
             first = next(iter(causes), None) or found.first_non_finite or _first_place(forward)
             made = "".join(f"; {name} holds {held}" for name, held in causes.items())
             after = "; gradients are not finite either" if backward else ""
-            made = f"{_made_by(found.first_non_finite_operation)}{made}{after}"
+            made = f"{_made_by(found.first_non_finite_operation)}{_overflow(data)}{made}{after}"
             yield self._found(first, forward, f"not finite from here on: {_kinds(forward)}{made}")
         elif backward and found.gradients is not None:
             made = _made_by(found.gradients.first_non_finite)
@@ -123,6 +124,12 @@ def _causes(found: Measurements) -> dict[str, str]:
     inside = "" if found.first_non_finite in (None, ".") else f"{found.first_non_finite}."
     held = [one for one in found.non_finite_tensors if one.name.startswith(inside)]
     return {one.name: _amount(one) for one in held}
+
+
+def _overflow(data: ReportData) -> str:
+    """That it begins with attention logits that are too large for their dtype, where it does."""
+    pairs = (pair for pair in matched(data) if pair.measure.path == data.measurements.first_non_finite)
+    return next((f"; {told}" for pair in pairs if (told := overflow(pair))), "")
 
 
 def _hidden(data: ReportData) -> dict[str, str]:
