@@ -100,7 +100,8 @@ def test_np201_says_why_it_could_not_decide() -> None:
     undecided = b.stream(final_norm=None, needs_final_norm=None, final_norm_reason="features of layer -2")
     found, skipped = judge("NP201", b.document(streams=(undecided,)))
     assert found == ()
-    assert skipped == (Skipped(what="NP201 missing-final-norm at blocks", why="features of layer -2"),)
+    what = "NP201 missing-final-norm at blocks"
+    assert skipped == (Skipped(what=what, why="features of layer -2", places=("blocks",)),)
 
 
 def test_np303_names_channel_position_value_and_extent() -> None:
@@ -178,7 +179,8 @@ def test_np304_leaves_nan_to_np504() -> None:
     data = b.document(residual=(b.residual(b.state(0), b.state(1, NAN, finite=False), dtype="float16"),))
     found, skipped = judge("NP304", data)
     assert found == ()
-    assert skipped == (Skipped(what="NP304 half-headroom at blocks.1", why="the largest |x| is NaN (NP504)"),)
+    what, why = "NP304 half-headroom at blocks.1", "the largest |x| is NaN (NP504)"
+    assert skipped == (Skipped(what=what, why=why, places=("blocks.1",)),)
     assert [f.code for f in run(data)[0]] == ["NP504"]
 
 
@@ -286,6 +288,11 @@ def test_np401_ranks_what_is_not_finite_above_every_number() -> None:
 def test_np401_tells_an_overflow_of_known_queries_and_keys(rms: float | None, dtype: str, told: bool) -> None:
     (found,), _ = judge("NP401", measured(b.site(), b.logits(INF, 3.0, q_rms=rms, k_rms=rms, dtype=dtype)))
     assert (found.value, f"their product overflows {dtype})" in found.message) == (INF, told)
+
+
+def test_np401_knows_large_queries_and_keys_that_do_not_meet() -> None:
+    heads = b.logits(9.0, q_rms=1e20, k_rms=1e20, exact=True)
+    assert judge("NP401", measured(b.site(), heads)) == ((), ())
 
 
 @pytest.mark.parametrize(
