@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from normprobe.checks.configuration import load_settings
     from normprobe.diffing.run import diff
     from normprobe.mending import Mending, mend, plan, rewrite
+    from normprobe.optimising import AdaptiveClipping, decay_groups
     from normprobe.probing import probe
     from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
         FoldGains,
         FuseNorms,
         Initialise,
+        PlainWeights,
         Plan,
         Proof,
         QKClip,
         RemoveNorms,
+        Reparametrise,
         Rewrite,
         ScaleResidual,
         SetEps,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from normprobe.sweeping.mup import parameter_groups
 
 __all__ = [
+    "AdaptiveClipping",
     "AddFinalNorm",
     "AddOutputNorms",
     "AddQKNorm",
@@ -46,9 +50,11 @@ __all__ = [
     "FuseNorms",
     "Initialise",
     "Mending",
+    "PlainWeights",
     "Plan",
     "Proof",
     "QKClip",
+    "Reparametrise",
     "RemoveNorms",
     "Report",
     "Rewrite",
@@ -62,6 +68,7 @@ __all__ = [
     "UpcastNorms",
     "__version__",
     "coordinate_check",
+    "decay_groups",
     "diff",
     "load_settings",
     "mend",
@@ -82,9 +89,11 @@ _HOMES = {
             "FoldGains",
             "FuseNorms",
             "Initialise",
+            "PlainWeights",
             "Plan",
             "Proof",
             "QKClip",
+            "Reparametrise",
             "RemoveNorms",
             "Rewrite",
             "ScaleResidual",
@@ -99,6 +108,7 @@ _HOMES = {
     ),
     "coordinate_check": "normprobe.sweeping.check",
     "parameter_groups": "normprobe.sweeping.mup",
+    **dict.fromkeys(("AdaptiveClipping", "decay_groups"), "normprobe.optimising"),
     "diff": "normprobe.diffing.run",
     "DiffReport": "normprobe.report.diffs.report",
     "load_settings": "normprobe.checks.configuration",

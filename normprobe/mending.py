@@ -12,7 +12,7 @@ from torch import nn
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
 from normprobe.errors import RewriteError, SettingError
-from normprobe.inputs import inputs_from_config
+from normprobe.inputs import or_made
 from normprobe.probing import probe
 from normprobe.records import Finding
 from normprobe.report.report import Report
@@ -38,7 +38,7 @@ def plan(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inputs
         RewriteError: no rewrite was given, or two of them would change the same module.
     """
     check_model(model)
-    return make_plan(model, check_rewrites(rewrites), _given(model, inputs))
+    return make_plan(model, check_rewrites(rewrites), or_made(model, inputs))
 
 
 def rewrite(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inputs | None = None) -> Plan:
@@ -51,10 +51,6 @@ def rewrite(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inp
             the model is then bit for bit as it was.
     """
     return plan(model, rewrites, inputs).apply()
-
-
-def _given(model: nn.Module, inputs: Inputs | None) -> Inputs:
-    return inputs_from_config(model, batch=1, seed=0, tokens=None)[0] if inputs is None else inputs
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def mend(model: nn.Module, inputs: Inputs | None = None, report: Report | None =
     if allow not in [effect.value for effect in Effect]:
         expected = " | ".join(effect.value for effect in Effect)
         raise SettingError(f"unknown effect {allow!r}", expected=expected, found=repr(allow))
-    values = _given(model, inputs)
+    values = or_made(model, inputs)
     before = _checked(model, report) if report is not None else probe(model, values)
     work = _Work(model, values, Effect(allow), before)
     names = dict.fromkeys(f.fix for f in sorted(before.findings, key=lambda f: f.severity.rank) if f.fix)

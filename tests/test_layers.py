@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"__main__"},
     {"cli"},
-    {"mending", "diffing", "sweeping", "verifying"},
+    {"mending", "diffing", "sweeping", "verifying", "optimising"},
     {"probing"},
     {"inputs"},
     {"report"},

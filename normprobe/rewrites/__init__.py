@@ -16,6 +16,7 @@ from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
 from normprobe.rewrites.qk import AddQKNorm, QKClip
+from normprobe.rewrites.reparametrise import PlainWeights, Reparametrise
 from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
 
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "FoldGains",
     "FuseNorms",
     "Initialise",
+    "PlainWeights",
     "Plan",
     "Proof",
     "QKClip",
     "Refusal",
     "RemoveNorms",
+    "Reparametrise",
     "Rewrite",
     "ScaleResidual",
     "SetEps",

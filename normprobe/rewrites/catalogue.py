@@ -20,6 +20,7 @@ from normprobe.rewrites.norms.to_dyt import ToDyT
 from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.qk import AddQKNorm, QKClip
+from normprobe.rewrites.reparametrise import PlainWeights, Reparametrise
 from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
 
 ALL: tuple[type[Rewrite], ...] = (
@@ -38,6 +39,8 @@ ALL: tuple[type[Rewrite], ...] = (
     AddQKNorm,
     QKClip,
     Initialise,
+    Reparametrise,
+    PlainWeights,
 )
 
 

@@ -1,0 +1,101 @@
+"""Adaptive gradient clipping for any torch optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from normprobe.capture.invoke import Inputs
+from normprobe.capture.subject import check_model
+from normprobe.errors import SettingError
+from normprobe.inputs import or_made
+from normprobe.records import WeightSite
+from normprobe.rewrites.base import Survey
+
+
+@final
+class AdaptiveClipping:
+    """Scales gradients before every step so that no unit's is larger than a share of its weights.
+
+    For the weights W of one output unit and their gradient G, G becomes G · λ max(‖W‖, ε) / ‖G‖ where ‖G‖ > λ max(‖W‖,
+    ε) (Brock et al. 2021, High-Performance Large-Scale Image Recognition Without Normalization, eq. 3). A unit is what
+    one output feature sums over, by the axis that the Anatomy names, also where a weight is stored the other way round;
+    for experts each expert's; a vector is a single unit. The head is left alone, as in the paper (sec. 4.1).
+
+    The gradients are changed in place, just before `optimizer.step()`, behind the unscaling of a `GradScaler`.
+
+    Args:
+        optimizer: of any class of torch, with parameters of `model`.
+        model: left as it is.
+        inputs: of one forward, as for `normprobe.probe`, which tells the units; None where the model's config says
+            enough.
+        clipping: λ, the largest ratio.
+        eps: ε, the least size of a unit's weights.
+        head: whether the readout is clipped too.
+
+    Raises:
+        SettingError: `model` is no module, `clipping` or `eps` is not positive.
+        InputError: no inputs could be made, or the model rejected them.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        inputs: Inputs | None = None,
+        *,
+        clipping: float = 0.01,
+        eps: float = 1e-3,
+        head: bool = False,
+    ) -> None:
+        check_model(model)
+        for name, value in (("clipping", clipping), ("eps", eps)):
+            if not (value > 0 and math.isfinite(value)):
+                raise SettingError(f"{name} cannot be used", expected="a finite number above 0", found=repr(value))
+        self.clipping, self.eps = clipping, eps
+        sites = {site.parameter: site for site in Survey.of(model, or_made(model, inputs)).anatomy.weights}
+        self._axes = dict(_axes(model, sites, head))
+        self._handle: RemovableHandle = optimizer.register_step_pre_hook(self._before)
+
+    def remove(self) -> None:
+        """Let the optimiser step as it did before."""
+        self._handle.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter in self._axes:
+                    self.clip(parameter, self._axes[parameter])
+
+    @torch.no_grad()
+    def clip(self, parameter: Tensor, axes: tuple[int, ...]) -> None:
+        """Clip the gradient of one parameter; `axes` are those that one unit sums over."""
+        assert parameter.grad is not None
+        most = _norm(parameter, axes).clamp_min(self.eps) * self.clipping
+        size = _norm(parameter.grad, axes)
+        factor = (most / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
+        parameter.grad.mul_(factor.to(parameter.grad.dtype))
+
+
+def _norm(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return wide.square().sum(axes, keepdim=True).sqrt()
+
+
+def _axes(model: nn.Module, sites: dict[str, WeightSite], head: bool) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """The axes of a unit for every parameter that is clipped."""
+    for name, parameter in model.named_parameters():
+        site = sites.get(name)
+        if site is not None and "head" in site.roles and not head:
+            continue
+        if site is None or parameter.dim() < 2:
+            yield parameter, tuple(range(parameter.dim()))
+            continue
+        kept = {site.output_axis % parameter.dim()} | ({0} if site.kind == "experts" else set())
+        rows = {0} if site.kind == "embedding" else kept  # a row of a table is a unit
+        yield parameter, tuple(axis for axis in range(parameter.dim()) if axis not in rows)

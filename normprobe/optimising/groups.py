@@ -1,0 +1,74 @@
+"""Parameter groups that spare norms, biases and scales from weight decay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from normprobe.capture.invoke import Inputs
+from normprobe.capture.subject import check_model
+from normprobe.errors import SettingError
+from normprobe.inputs import or_made
+from normprobe.records.parts import whole
+from normprobe.rewrites.base import Survey
+
+
+def decay_groups(model: nn.Module, weight_decay: float, inputs: Inputs | None = None) -> list[dict[str, Any]]:
+    """Two groups for a torch optimiser: weights with decay, and what decay would harm without it.
+
+    Weights are what the recorded forward multiplies the signal by, and tables that it looks up. Gains and offsets of
+    norms, biases, factors on branches and other vectors are spared, whatever they are called and whatever their shape:
+    decay pulls a gain to 0 and with it the signal, and a bias bounds nothing (Loshchilov & Hutter 2019, sec. 2; He et
+    al. 2019, Bag of Tricks, sec. 3.1). A parameter that the forward did not use counts as a weight where it has two
+    axes of more than one element.
+
+    Args:
+        model: left as it is.
+        weight_decay: of the first group.
+        inputs: of one forward, as for `normprobe.probe`; None where the model's config says enough.
+
+    Returns:
+        [{"params", "weight_decay", "names"}, …] in the order of the parameters, frozen ones left out; groups without
+        parameters are left out too.
+
+    Raises:
+        SettingError: `model` is no module, or `weight_decay` is negative or not finite.
+        InputError: no inputs could be made, or the model rejected them.
+    """
+    check_model(model)
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise SettingError(
+            "the weight decay cannot be used", expected="a finite number from 0", found=repr(weight_decay)
+        )
+    survey = Survey.of(model, or_made(model, inputs))
+    spared = _spared(survey)
+    weights = {whole(site.parameter) for site in survey.anatomy.weights}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decayed = {name for name, p in named if name not in spared and (name in weights or _matrix(p))}
+    groups = [
+        {
+            "params": [p for name, p in named if (name in decayed) is decays],
+            "weight_decay": weight_decay if decays else 0.0,
+            "names": [name for name, p in named if (name in decayed) is decays],
+        }
+        for decays in (True, False)
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _spared(survey: Survey) -> set[str]:
+    """Gains and offsets of norms, and learned factors on branches and on attention."""
+    anatomy = survey.anatomy
+    branches = (branch for stream in anatomy.streams for branch in stream.branches)
+    names = [
+        *(name for norm in anatomy.norms for name in (norm.weight, norm.bias)),
+        *(branch.branch_scale.parameter for branch in branches),
+        *(site.scale_parameter for site in anatomy.attention),
+    ]
+    return {whole(name) for name in names if name is not None}
+
+
+def _matrix(parameter: Tensor) -> bool:
+    return sum(length > 1 for length in parameter.shape) > 1

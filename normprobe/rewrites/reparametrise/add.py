@@ -1,0 +1,127 @@
+"""Let weights be computed from a direction and a length, or from standardised rows."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, final, get_args
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy, WeightSite
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.reparametrise.forms import NormedRows, StandardisedRows
+from normprobe.rewrites.swap import why_not as class_stays
+
+Kind = Literal["weight_norm", "weight_standardization"]
+
+
+@dataclass(frozen=True)
+class _Detail:
+    own: str
+    axes: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Reparametrise(Rewrite):
+    """Linear and convolution weights are computed at every forward from parameters of which the scale is one's own.
+
+    "weight_norm", g · v / ‖v‖ for each output, is exact (Salimans & Kingma 2016). "weight_standardization" takes the
+    mean over the inputs of each output off, and is breaking for weights that have one (Brock et al. 2021). The
+    parameter becomes two of torch's parametrisation, `parametrizations.<name>.original0` (one number for each output)
+    and `original1`, so that an optimiser has to be made anew. `PlainWeights` takes it back.
+
+    Attributes:
+        kind: weight_norm | weight_standardization.
+        eps: of the standardisation, inside the root.
+        only: a pattern of parameter names, or several; None for all readers, writers and inner weights of branches.
+    """
+
+    name: ClassVar[str] = "Reparametrise"
+    kind: Kind = "weight_norm"
+    eps: float = 1e-4
+    only: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or not 0 < self.eps < 1:
+            expected = f"kind: {' | '.join(get_args(Kind))}, 0 < eps < 1"
+            found = f"kind {self.kind!r}, eps {self.eps!r}"
+            raise RewriteError("Reparametrise cannot be made", expected=expected, found=found)
+        object.__setattr__(self, "only", choice(self.only))
+
+    @property
+    def effect(self) -> Effect:
+        """Exact for weight norm, breaking for standardisation."""
+        return Effect.EXACT if self.kind == "weight_norm" else Effect.BREAKING
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        what = "length and direction" if self.kind == "weight_norm" else "gain and standardised rows"
+        return f"weights are computed from {what} at every forward"
+
+    def sites(self, survey: Survey) -> Sites:
+        """One site for every chosen weight."""
+        wanted = [site for site in survey.anatomy.weights if site.kind != "embedding" and self._meant(site)]
+        found = [_site(survey, site, self.kind) for site in wanted]
+        sites = tuple(each for each in found if isinstance(each, Site))
+        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+
+    def _meant(self, site: WeightSite) -> bool:
+        if self.only is None:
+            return not {"reader", "writer", "inner"}.isdisjoint(site.roles)
+        return chosen(site.parameter, self.only)
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Register the parametrisation; undo puts the parameter itself back."""
+        module, detail = module_at(model, site.path), site.detail
+        undo.callback(partial(_plain_again, module, type(module), detail.own, module._parameters[detail.own]))
+        form = NormedRows(detail.axes) if self.kind == "weight_norm" else StandardisedRows(detail.axes, self.eps)
+        parametrize.register_parametrization(module, detail.own, form.train(module.training))
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check that every weight reads as computed so."""
+        found = {each.path: each.kind for each in anatomy.reparametrizations}
+        for site in sites:
+            if found.get(site.path) != self.kind:
+                what = f"Reparametrise did not take hold at {site.path}"
+                raise RewriteError(what, expected=self.kind, found=str(found.get(site.path)))
+
+
+def _site(survey: Survey, site: WeightSite, kind: Kind) -> Site | Refusal:
+    path, _, own = site.parameter.rpartition(".")
+    module = module_at(survey.model, path or ".") if site.parameter in dict(survey.model.named_parameters()) else None
+    why = _why_not(survey, site, module, own)
+    if why is not None:
+        return Refusal(site.parameter, why)
+    kept = {site.output_axis % len(site.shape)} | ({0} if site.kind == "experts" else set())
+    axes = tuple(axis for axis in range(len(site.shape)) if axis not in kept)
+    names = tuple(full_name(path or ".", f"parametrizations.{own}.original{i}") for i in range(2))
+    return Site(path or ".", f"{own} by {kind.replace('_', ' ')}", added=names, detail=_Detail(own, axes))
+
+
+def _why_not(survey: Survey, site: WeightSite, module: nn.Module | None, own: str) -> str | None:
+    if module is None:
+        return "it is computed from other parameters already, or is a part of one"
+    if parametrize.is_parametrized(module):
+        return "its module has a parametrisation already"
+    weight = module._parameters.get(own)
+    if weight is None or not weight.is_floating_point():
+        return "it is stored as whole numbers"
+    names = [name for name, p in survey.model.named_parameters(remove_duplicate=False) if p is weight]
+    if len(names) > 1:
+        return f"it is shared ({', '.join(names)}): computed apart, they would no longer be one"
+    return class_stays(module)
+
+
+def _plain_again(module: nn.Module, kind: type[nn.Module], own: str, weight: nn.Parameter | None) -> None:
+    module.__class__ = kind
+    module._modules.pop("parametrizations", None)
+    order = list(module._parameters)
+    module._parameters[own] = weight
+    for name in [name for name in order if name != own]:  # the weight comes first again, where it was
+        module._parameters[name] = module._parameters.pop(name)

@@ -1,0 +1,118 @@
+"""Store weights as they are, that are computed from others at every forward."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy, Reparametrization
+from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.edits import choice, chosen
+
+
+@final
+@dataclass(frozen=True)
+class PlainWeights(Rewrite):
+    """Weight norm, spectral norm and weight standardisation go: each weight is stored as it is computed.
+
+    Exact, and the forward is spared the computation. Training goes on differently from there, and an optimiser has to
+    be made anew. Parametrisations of torch can be taken away; a module whose own forward computes its weight cannot.
+
+    Attributes:
+        only: a pattern of paths of modules, or several; None for all.
+    """
+
+    name: ClassVar[str] = "PlainWeights"
+    only: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only", choice(self.only))
+
+    @property
+    def effect(self) -> Effect:
+        """Exact."""
+        return Effect.EXACT
+
+    def describe(self) -> str:
+        """What it does, in one line."""
+        return "weights that are computed from others at every forward are stored as they are"
+
+    def sites(self, survey: Survey) -> Sites:
+        """One site for every weight that is computed."""
+        found = [_site(survey, one) for one in survey.anatomy.reparametrizations if chosen(one.path, self.only)]
+        sites = {site.claims: site for site in found if isinstance(site, Site)}
+        return Sites(tuple(sites.values()), tuple(each for each in found if isinstance(each, Refusal)))
+
+    def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
+        """Put the computed weight in the place of the parametrisation."""
+        module, own = module_at(model, site.path), site.detail
+        held = module.get_submodule("parametrizations")
+        undo.callback(partial(_back, module, type(module), [(part, _tables(part)) for part in (module, held)]))
+        learns = any(parameter.requires_grad for parameter in held.get_submodule(own).parameters())
+        with torch.no_grad():
+            value = _computed(module, own)
+        module.__class__ = _without(type(module), own, last=len(held._modules) == 1)
+        held._modules.pop(own)
+        if not held._modules:
+            module._modules.pop("parametrizations")
+        module._parameters[own] = nn.Parameter(value, requires_grad=learns)
+
+    def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
+        """Check that none of the weights reads as computed."""
+        left = {each.path for each in anatomy.reparametrizations}
+        for site in sites:
+            if site.path in left:
+                what = f"PlainWeights did not take hold at {site.path}"
+                raise RewriteError(what, expected="a plain weight", found="a computed one")
+
+
+def _site(survey: Survey, one: Reparametrization) -> Site | Refusal:
+    inside = one.parameter.split(".parametrizations.")
+    if len(inside) != 2:
+        return Refusal(one.path, "its own forward, or an older hook, computes the weight: there is no parametrisation")
+    path, own = inside[0], inside[1].split(".")[0]
+    module = module_at(survey.model, path or ".")
+    if not parametrize.is_parametrized(module, own):
+        return Refusal(one.path, "there is no parametrisation of torch to take away")
+    change = f"{own} is stored as it is ({one.kind.replace('_', ' ')} goes)"
+    return Site(path or ".", change, added=(full_name(path or ".", own),), detail=own)
+
+
+def _computed(module: nn.Module, own: str) -> Tensor:
+    """The weight as it is in eval mode: spectral norm moves its vectors in train mode."""
+    training = {each: each.training for each in module.modules()}
+    module.eval()
+    value: Tensor = getattr(module, own).detach().clone()
+    for each, mode in training.items():
+        each.training = mode
+    return value
+
+
+def _without(kind: type[nn.Module], own: str, last: bool) -> type[nn.Module]:
+    """The class that torch made for a parametrised module, without the property that computes `own`; copies of the
+    module share the class, which stays as it is."""
+    if last:
+        below: type[nn.Module] = kind.__bases__[0]
+        return below
+    kept = {name: value for name, value in vars(kind).items() if name not in (own, "__dict__", "__weakref__")}
+    return type(kind.__name__, kind.__bases__, kept)
+
+
+def _tables(module: nn.Module) -> dict[str, dict[str, Any]]:
+    return {key: dict(module.__dict__[key]) for key in ("_parameters", "_modules", "_buffers")}
+
+
+def _back(module: nn.Module, kind: type[nn.Module], parts: list[tuple[nn.Module, dict[str, dict[str, Any]]]]) -> None:
+    """The module as it was, with the very parameters that it had."""
+    module.__class__ = kind
+    for part, tables in parts:
+        for key, values in tables.items():
+            part.__dict__[key].clear()
+            part.__dict__[key].update(values)

@@ -1,0 +1,118 @@
+"""Weight norm and weight standardisation added and taken away: the same weights, both ways, bit for bit back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from normprobe.errors import RewriteError
+from normprobe.rewrites import Effect, PlainWeights, Plan, Reparametrise, Rewrite, Survey, make_plan
+from tests import models
+from tests.rewrites.cases import snapshot
+
+
+def outputs(model: nn.Module, inputs: Any) -> Tensor:
+    with torch.no_grad():
+        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    found: Tensor = out if isinstance(out, Tensor) else out[0]
+    return found
+
+
+def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan:
+    return make_plan(model, [rewrite], inputs).apply()
+
+
+@pytest.mark.parametrize("build", [models.gpt2, models.llama])
+def test_weight_norm_keeps_the_function_and_goes_again(build: Any) -> None:
+    model, inputs = build()
+    before, kept = outputs(model, inputs), snapshot(model)
+    plan = applied(model, inputs, Reparametrise())
+    assert plan.effect is Effect.EXACT
+    assert torch.allclose(outputs(model, inputs), before, atol=1e-5)
+    kinds = {each.kind for each in Survey.of(model, inputs).anatomy.reparametrizations}
+    assert kinds == {"weight_norm"}
+    away = applied(model, inputs, PlainWeights())
+    assert not Survey.of(model, inputs).anatomy.reparametrizations
+    assert torch.allclose(outputs(model, inputs), before, atol=1e-5)
+    away.undo()
+    assert {each.kind for each in Survey.of(model, inputs).anatomy.reparametrizations} == {"weight_norm"}
+    plan.undo()
+    assert snapshot(model) == kept
+
+
+def test_there_is_one_length_for_each_output_also_where_a_weight_is_stored_the_other_way_round() -> None:
+    model, inputs = models.gpt2()
+    matrix = model.transformer.h[0].mlp.c_fc.weight.detach().clone()
+    applied(model, inputs, Reparametrise(only="*mlp.c_fc.weight", expect=2))
+    lengths = model.transformer.h[0].mlp.c_fc.parametrizations.weight.original0
+    assert lengths.shape == (1, matrix.shape[1])
+    assert torch.allclose(lengths, matrix.norm(dim=0, keepdim=True), rtol=1e-5)
+
+
+def test_standardised_weights_have_no_mean_and_the_length_that_they_had() -> None:
+    model, inputs = models.llama()
+    matrix = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    plan = applied(model, inputs, Reparametrise("weight_standardization", eps=1e-12))
+    assert plan.effect is Effect.BREAKING
+    wanted = matrix - matrix.mean(1, keepdim=True)
+    assert torch.allclose(model.model.layers[0].mlp.up_proj.weight, wanted, atol=1e-6)
+    assert {each.kind for each in Survey.of(model, inputs).anatomy.reparametrizations} == {"weight_standardization"}
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(outputs(twin, inputs), outputs(model, inputs))
+
+
+def test_torchs_own_parametrisations_go() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    parametrizations.weight_norm(model[0])
+    parametrizations.spectral_norm(model[2])
+    x = torch.randn(3, 8)
+    before, kept = outputs(model, x), snapshot(model)
+    plan = applied(model, x, PlainWeights(expect=2))
+    assert sorted(dict(model.named_parameters())) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert torch.allclose(outputs(model, x), before, atol=1e-6)
+    plan.undo()
+    assert snapshot(model) == kept
+    assert torch.equal(outputs(model, x), before)
+
+
+class Own(nn.Module):
+    """Computes its weight in its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.g, self.v = nn.Parameter(torch.ones(8, 1)), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.g * self.v / self.v.norm(dim=1, keepdim=True)).T
+
+
+def test_what_cannot_be_told_apart_or_is_shared_is_refused() -> None:
+    model = nn.Sequential(Own(), nn.ReLU(), nn.Linear(8, 8))
+    with pytest.raises(RewriteError, match="its own forward"):
+        applied(model, torch.randn(3, 8), PlainWeights())
+    tied, x = shared()
+    with pytest.raises(RewriteError, match="it is shared"):
+        applied(tied, x, Reparametrise(only="*"))
+    with pytest.raises(RewriteError, match="kind: weight_norm"):
+        Reparametrise("half")  # type: ignore[arg-type]
+
+
+def shared() -> models.Built:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.b(torch.relu(self.a(x)))
+            return out
+
+    return Shared(), torch.randn(3, 8)
