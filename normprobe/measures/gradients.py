@@ -22,15 +22,16 @@ from normprobe.measures.origin import first_broken_gradient
 from normprobe.measures.padding import padding_masks
 from normprobe.measures.stand_ins import UndifferentiableError, differentiated, stand_ins
 from normprobe.measures.trunk import Trunk
+from normprobe.measures.writes import operands
 from normprobe.records import (
     Anatomy,
     Basis,
+    Branch,
     BranchGradient,
     GradientMeasure,
     LayerGradient,
     OpSite,
     Skipped,
-    Stream,
     StreamMeasure,
 )
 
@@ -100,7 +101,9 @@ def measure_gradients(
 
 def _places(anatomy: Anatomy, padding: Sequence[Tensor]) -> tuple[dict[OpSite, _Edge], dict[OpSite, str]]:
     """The adds of all streams, or the products of a model without a stream; and the weights of these."""
-    sites = {branch.add: _Edge(branch.feature_axis, padding) for s in anatomy.streams for branch in s.branches}
+    sites = {
+        branch.add: _Edge(branch.feature_axis, padding, branch.trunk) for s in anatomy.streams for branch in s.branches
+    }
     layers = {} if anatomy.streams else {weight.site: weight.parameter for weight in anatomy.weights}
     return sites | {site: _Edge(None, padding) for site in layers}, layers
 
@@ -122,7 +125,7 @@ def _measure(
     layers: tuple[LayerGradient, ...],
 ) -> GradientMeasure:
     """Everything but what is told of the depth."""
-    branches = tuple(_branches(anatomy.streams, gradients, lr))
+    branches = tuple(_branches(anatomy, gradients, lr))
     return GradientMeasure(
         loss=name,
         value=float(value.detach()),
@@ -137,10 +140,12 @@ def _measure(
 
 
 class _Edge(Handler):
-    """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on."""
+    """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on, and whether
+    autograd knows its write but not its operand `skip`, the trunk."""
 
-    def __init__(self, feature_axis: int | None, padding: Sequence[Tensor]) -> None:
-        self.trunk = None if feature_axis is None else Trunk(feature_axis, padding)
+    def __init__(self, feature_axis: int | None, padding: Sequence[Tensor], skip: int = 0) -> None:
+        self.trunk, self.skip = None if feature_axis is None else Trunk(feature_axis, padding), skip
+        self.cut = False
         self.count = 0
         self.output: Tensor | None = None
         self.edge: GradientEdge | None = None
@@ -150,6 +155,11 @@ class _Edge(Handler):
         if gradient is None or self.trunk is None:
             return _rms(gradient)
         return rms(gradient, self.trunk)
+
+    def before(self, arguments: Mapping[str, Any]) -> None:
+        """Ask autograd for the operands."""
+        known = [operand.requires_grad for operand in operands(arguments)]
+        self.cut = len(known) == 2 and not known[self.skip] and known[1 - self.skip]
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Hold the output until autograd has taken note of it."""
@@ -174,13 +184,16 @@ def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]
 @dataclass(frozen=True)
 class _Gradients:
     """What is left of the gradients: norm and size by parameter, norm of the parameter itself, RMS by add; `dtype` has
-    the dtypes of the parameters' gradients."""
+    the dtypes of the parameters' gradients. `cut` are the adds whose trunk autograd does not know, `unreached` the
+    parameters that no gradient comes to."""
 
     norms: Mapping[str, float]
     sizes: Mapping[str, int]
     weights: Mapping[str, float]
     rms: Mapping[OpSite, float]
     dtype: str
+    cut: frozenset[OpSite]
+    unreached: frozenset[str]
 
     @property
     def broken(self) -> bool:
@@ -208,6 +221,8 @@ def _differentiate(
         weights={n: _norm(leaves[n].detach()) for n in names},
         rms={site: sites[site].size(g) for site, g in zip(edges, states, strict=True)},
         dtype=", ".join(sorted({str(g.dtype).removeprefix("torch.") for g in parameters if g is not None})),
+        cut=frozenset(site for site in edges if sites[site].cut),
+        unreached=frozenset(n for n, g in zip(names, parameters, strict=True) if g is None),
     )
 
 
@@ -225,8 +240,9 @@ def _rms(gradient: Tensor | None) -> float:
     return float(stats.token_rms(dense.flatten()))
 
 
-def _branches(streams: Sequence[Stream], gradients: _Gradients, lr: float | None) -> Iterator[BranchGradient]:
-    for stream in streams:
+def _branches(anatomy: Anatomy, gradients: _Gradients, lr: float | None) -> Iterator[BranchGradient]:
+    for stream in anatomy.streams:
+        known = stream.source in gradients.norms  # whether autograd knows the trunk before the add
         for index, branch in enumerate(stream.branches):
             names = [n for n in branch.parameters if n in gradients.norms]
             norm = math.hypot(*(gradients.norms[n] for n in names))
@@ -244,4 +260,16 @@ def _branches(streams: Sequence[Stream], gradients: _Gradients, lr: float | None
                 weight_norm=weight,
                 update_ratio=lr * norm / weight if lr is not None and weight else None,
                 adam_ratio=lr * math.sqrt(entries) / weight if lr is not None and weight else None,
+                cut=known and branch.apart and branch.add in gradients.cut,
+                cut_norms=tuple(_cut_norms(branch, anatomy, gradients)) if norm > 0 else (),
             )
+            known = branch.add in gradients.rms
+
+
+def _cut_norms(branch: Branch, anatomy: Anatomy, gradients: _Gradients) -> Iterator[str]:
+    """The norms at the ends of a branch that ran and whose gain no gradient comes to; those inside may stand before a
+    choice, which passes none."""
+    for path in dict.fromkeys((branch.pre_norm, branch.output_norm)):
+        norm = None if path is None else anatomy.norm(path)
+        if norm is not None and norm.executed and norm.weight in gradients.unreached:
+            yield norm.path

@@ -44,11 +44,11 @@ class WriteHandler(Handler):
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Compare the operands, one of which the operation may overwrite."""
         self._sides = self._operands = None
-        operands = _operands(arguments)
-        if len(operands) != 2 or not self.apart:
+        given = operands(arguments)
+        if len(given) != 2 or not self.apart:
             return
         scales = factors(self.op, arguments)
-        trunk, write = operands[self.trunk], operands[1 - self.trunk]
+        trunk, write = given[self.trunk], given[1 - self.trunk]
         if trunk.shape != write.shape:
             shape = torch.broadcast_shapes(trunk.shape, write.shape)  # type: ignore[no-untyped-call]
             trunk, write = trunk.expand(shape), write.expand(shape)
@@ -140,6 +140,6 @@ def _times(norms_N: Tensor, factor: float) -> Tensor:
     return norms_N if abs(factor) == 1 else norms_N * abs(factor)
 
 
-def _operands(arguments: Mapping[str, Any]) -> list[Tensor]:
+def operands(arguments: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that an operation reads."""
     return [value for name, value in arguments.items() if isinstance(value, Tensor) and name != "out"]

@@ -52,6 +52,8 @@ class BranchGradient(Record):
     lr · parameter_norm / weight_norm, a step of gradient descent as a share of the weights, and `adam_ratio`
     lr · √parameters / weight_norm, Adam's first step, in which every entry moves by lr (Kingma & Ba 2015, sec. 2.1).
     None without a learning rate or where all weights are 0.
+    `cut` says that autograd knows the trunk before this add and the write, but not the trunk as an operand of the add:
+    the skip is detached. `cut_norms` are the norms at its ends that ran and whose gain no gradient comes to.
     """
 
     stream: str
@@ -65,6 +67,8 @@ class BranchGradient(Record):
     weight_norm: float | None = None
     update_ratio: float | None = None
     adam_ratio: float | None = None
+    cut: bool = False
+    cut_norms: tuple[str, ...] = ()
 
 
 class LayerGradient(Record):

@@ -86,6 +86,17 @@ class BlockedGradient(DrawnCheck):
                 places=idle,
                 about="measured gradient",
             )
+        cut = [norm for branch in (() if gradients is None else gradients.branches) for norm in branch.cut_norms]
+        if cut:
+            yield self.finding(
+                cut[0],
+                "its gain gets no gradient, though the weights of its branch do: what it returns is detached",
+                value=0.0,
+                source="the measured gradients",
+                severity=Severity.WARNING,
+                places=cut,
+                about="detached norm",
+            )
 
 
 def _message(names: Sequence[str]) -> str:

@@ -27,7 +27,9 @@ class MissingSkip(Check):
     of one block that norms the input of a branch in most blocks like it, two or more, where the same weights of
     this block are added to no stream. Stages of a hierarchy, a U-Net or an encoder and its decoder differ in width or
     in the number of tokens, or hold several blocks each; blocks of convolutions that change the channels without a
-    skip are published. None of these is reported.
+    skip are published. None of these is reported. Where gradients were taken, skips that are detached are found as
+    well: autograd knows the trunk before the add and the write, but not the trunk in the add. In streams without norms
+    that is a note: coordinates that are refined step by step are detached on purpose.
 
     ## Why it matters
 
@@ -64,6 +66,7 @@ class MissingSkip(Check):
                 yield self._found(row)
         for equal, blocks in _single(data.anatomy).items():
             yield self._alone(equal, blocks)
+        yield from self._cut(data)
 
     def _found(self, row: list[Stream]) -> Finding:
         first = row[0]
@@ -89,6 +92,27 @@ class MissingSkip(Check):
             source="Xiong et al. 2020, table 1",
             places=blocks,
         )
+
+    def _cut(self, data: ReportData) -> Iterator[Finding]:
+        """One finding for the skips of each stream that no gradient passes."""
+        gradients = data.measurements.gradients
+        for stream in data.anatomy.streams:
+            held = (
+                [] if gradients is None else [g.branch for g in gradients.branches if g.stream == stream.name and g.cut]
+            )
+            branches = [stream.branches[index] for index in held]
+            if branches:
+                designed = all(branch.placement == "none" for branch in stream.branches)
+                yield self.finding(
+                    branches[0].path,
+                    f"the skip past the {branches[0].kind} branch is detached ({len(held)} of {stream.depth} adds): "
+                    "the signal passes it, and no gradient does",
+                    value=float(len(held)),
+                    source="the measured gradients",
+                    severity=Severity.NOTE if designed else None,
+                    places=[branch.path for branch in branches],
+                    about="gradient",
+                )
 
 
 def _single(anatomy: Anatomy) -> dict[tuple[Branch, ...], list[str]]:
