@@ -141,7 +141,7 @@ def _measure(
 
 class _Edge(Handler):
     """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on, and whether
-    autograd knows its write but not its operand `skip`, the trunk."""
+    autograd does not know its operand `skip`, the trunk."""
 
     def __init__(self, feature_axis: int | None, padding: Sequence[Tensor], skip: int = 0) -> None:
         self.trunk, self.skip = None if feature_axis is None else Trunk(feature_axis, padding), skip
@@ -159,7 +159,7 @@ class _Edge(Handler):
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Ask autograd for the operands."""
         known = [operand.requires_grad for operand in operands(arguments)]
-        self.cut = len(known) == 2 and not known[self.skip] and known[1 - self.skip]
+        self.cut = len(known) == 2 and not known[self.skip]
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Hold the output until autograd has taken note of it."""
