@@ -70,32 +70,29 @@ class BlockedGradient(DrawnCheck):
             )
         known = {(blocked.stream, blocked.branch) for blocked in init.blocked} | set(init.closed)
         gradients = data.measurements.gradients
+        branches = () if gradients is None else gradients.branches
         idle = [
             branch.path
-            for branch in (() if gradients is None else gradients.branches)
+            for branch in branches
             if branch.parameters and branch.parameter_norm == 0 and branch.activation_rms > 0
             if (branch.stream, branch.branch) not in known
         ]
-        if idle:
+        cut = [norm for branch in branches for norm in branch.cut_norms]
+        why = "none of its parameters gets a gradient, though one reaches its add"
+        yield from self._measured(idle, why, "measured gradient")
+        why = "its gain gets no gradient, though the weights of its branch do: what it returns is detached"
+        yield from self._measured(cut, why, "detached norm")
+
+    def _measured(self, places: Sequence[str], why: str, about: str) -> Outcome:
+        if places:
             yield self.finding(
-                idle[0],
-                "none of its parameters gets a gradient, though one reaches its add",
+                places[0],
+                why,
                 value=0.0,
                 source="the measured gradients",
                 severity=Severity.WARNING,
-                places=idle,
-                about="measured gradient",
-            )
-        cut = [norm for branch in (() if gradients is None else gradients.branches) for norm in branch.cut_norms]
-        if cut:
-            yield self.finding(
-                cut[0],
-                "its gain gets no gradient, though the weights of its branch do: what it returns is detached",
-                value=0.0,
-                source="the measured gradients",
-                severity=Severity.WARNING,
-                places=cut,
-                about="detached norm",
+                places=places,
+                about=about,
             )
 
 
