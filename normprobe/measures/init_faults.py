@@ -9,6 +9,7 @@ from normprobe.measures.draws import Fit
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.records import Anatomy, Measurements, WeightSite
 from normprobe.records.init import BlockedBranch
+from normprobe.records.parts import whole
 
 _DRAWN = ("normal", "truncated_normal", "uniform")
 _BY_FAN = ("lecun", "kaiming", "torch_default")
@@ -41,7 +42,7 @@ def with_blocked(measured: Measurements, anatomy: Anatomy, zeros: Zeros) -> Meas
     }
     found: dict[tuple[str | None, int | None, str], list[str]] = {}
     for name in zeros.stay:
-        found.setdefault(places.get(name, (None, None, name.rpartition(".")[0] or ".")), []).append(name)
+        found.setdefault(places.get(whole(name), (None, None, name.rpartition(".")[0] or ".")), []).append(name)
     blocked = tuple(
         BlockedBranch(stream=stream, branch=index, path=path, zeros=tuple(held))
         for (stream, index, path), held in found.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ from normprobe.anatomy.attention.ops import operands
 from normprobe.anatomy.flow.ops import ACCUMULATING, REST, SCALES, Role, base, unmoved
 from normprobe.anatomy.flow.steps import Flow, Step, ref
 from normprobe.anatomy.weights.followers import at_zero
+from normprobe.anatomy.weights.zero_parts import zero_parts
+from normprobe.capture.storage import held_tensor
 from normprobe.records import NormSite
 from normprobe.records.parts import whole
 
@@ -42,17 +44,19 @@ def find_blocked(model: nn.Module, flow: Flow, norms: Sequence[NormSite]) -> Zer
         flow: its flow.
         norms: numbered as the groups of the flow are.
     """
-    zeros = {name: parameter for name, parameter in model.named_parameters() if _zero(parameter)}
+    zeros: dict[str, Tensor] = {name: parameter for name, parameter in model.named_parameters() if _zero(parameter)}
+    parts = zero_parts(model, flow)
+    zeros |= {name: held_tensor(model, whole(name)) for name in parts.values()}
     if not zeros:
         return Zeros()
     left = frozenset(zeros)
-    first = last = Gradients(flow, norms, left).reached()
+    first = last = Gradients(flow, norms, left, parts).reached()
     while moving := left & last & {n for n, p in zeros.items() if p.requires_grad}:
         left -= moving
-        last = Gradients(flow, norms, left).reached()
+        last = Gradients(flow, norms, left, parts).reached()
     learning = {name for name in left if zeros[name].requires_grad}
     if learning:
-        free = Gradients(flow, norms, frozenset())
+        free = Gradients(flow, norms, frozenset(), parts)
         learning &= free.reached() & free.multiplied()
     return Zeros(tuple(name for name in zeros if name in learning), last - first)
 
@@ -65,11 +69,12 @@ def _zero(parameter: Tensor) -> bool:
 
 
 class Gradients:
-    """Where gradients of the outputs get to while the parameters `zeros` are 0."""
+    """Where gradients of the outputs get to while the parameters `zeros` are 0; `parts` are signals that are 0 while a
+    part of a parameter is."""
 
-    def __init__(self, flow: Flow, norms: Sequence[NormSite], zeros: frozenset[str]) -> None:
-        self._flow, self._norms, self._zeros = flow, norms, zeros
-        self._nothing: set[int] = set()  # signals that are 0 whatever comes in
+    def __init__(self, flow: Flow, norms: Sequence[NormSite], zeros: frozenset[str], parts: Mapping[int, str]) -> None:
+        self._flow, self._norms, self._zeros, self._parts = flow, norms, zeros, parts
+        self._nothing = {v for v, name in parts.items() if name in zeros}  # signals that are 0 whatever comes in
         for step in flow.steps if zeros else ():
             if self._makes_nothing(step):
                 self._nothing.update(step.outputs)
@@ -83,6 +88,7 @@ class Gradients:
                 passed, reached = self._back(step)
                 live.update(passed)
                 found.update(reached)
+                found.update(self._parts[v] for v in step.outputs if v in live and v in self._parts)
         return frozenset(found)
 
     def multiplied(self) -> frozenset[str]:
@@ -91,7 +97,8 @@ class Gradients:
         used = {v for step in self._flow.steps for v in self._factors(step) if v in step.statics}
         makers = [trace.producer(unmoved(trace, value)) for value in used]
         gains = [self._norms[i].weight for i in norms]
-        return frozenset([maker.name for maker in makers if maker.op == "parameter"] + [g for g in gains if g])
+        named = [maker.name for maker in makers if maker.op == "parameter"]
+        return frozenset([*named, *(gain for gain in gains if gain), *self._parts.values()])
 
     def _back(self, step: Step) -> tuple[set[int], set[str]]:
         """The signals and the parameters to which a step hands a gradient on."""
