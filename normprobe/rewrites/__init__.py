@@ -1,6 +1,7 @@
 """Rewrites: change a live model through its Anatomy, prove what was done, and take it back."""
 
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.batchnorm import FoldBatchNorm, FreezeBatchNorm, ToGroupNorm, ToSyncBatchNorm
 from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.norms.add_final import AddFinalNorm
@@ -25,7 +26,9 @@ __all__ = [
     "AddOutputNorms",
     "AddQKNorm",
     "Effect",
+    "FoldBatchNorm",
     "FoldGains",
+    "FreezeBatchNorm",
     "FuseNorms",
     "Initialise",
     "PlainWeights",
@@ -43,8 +46,10 @@ __all__ = [
     "StoreGains",
     "Survey",
     "ToDyT",
+    "ToGroupNorm",
     "ToPostNorm",
     "ToRMSNorm",
+    "ToSyncBatchNorm",
     "UpcastNorms",
     "find",
     "load",

@@ -8,6 +8,7 @@ from typing import Any
 
 from normprobe.errors import RewriteError
 from normprobe.rewrites.base import Rewrite
+from normprobe.rewrites.batchnorm import FoldBatchNorm, FreezeBatchNorm, ToGroupNorm, ToSyncBatchNorm
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.norms.add_final import AddFinalNorm
 from normprobe.rewrites.norms.add_output import AddOutputNorms
@@ -41,6 +42,10 @@ ALL: tuple[type[Rewrite], ...] = (
     Initialise,
     Reparametrise,
     PlainWeights,
+    FreezeBatchNorm,
+    ToSyncBatchNorm,
+    ToGroupNorm,
+    FoldBatchNorm,
 )
 
 
