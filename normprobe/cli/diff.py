@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from normprobe.report.diffs.report import DiffReport
     from normprobe.targets import Loaded, TargetOptions
 
+_CONFIGURATION, _STORED = "config", ("folder", "hub", "gguf")  # sources of targets, as the loaders name them
 _TARGET = "As for audit: hub id, folder, config.json, .gguf, path/file.py:factory or package.module:factory."
 First = Annotated[str, typer.Argument(metavar="A", help=_TARGET, show_default=False)]
 Second = Annotated[str, typer.Argument(metavar="B", help="What is held against A.", show_default=False)]
@@ -97,9 +98,28 @@ def _compared(asked: dict[str, Any]) -> DiffReport:
 
         of_a, of_b = _options(asked)
         a, b = resolve(asked["a"], of_a), resolve(asked["b"], of_b)
+        if asked["level"] is opt.LevelChoice.FORWARD and not (of_a.config_only or of_a.meta):
+            _refuse_drawn(a, b)
         values, notes = _inputs(a, b)
         report = compare(a.model, b.model, values, level=asked["level"].value, seed=asked["seed"], progress=advance)
     return _described(report, a, b, notes, asked["fail_on"])
+
+
+def _refuse_drawn(a: Loaded, b: Loaded) -> None:
+    """Refuses to hold the values of a checkpoint against weights that were drawn, as there is only a configuration.
+
+    Raises:
+        SettingError: as above.
+    """
+    drawn = {name: one for name, one in (("A", a), ("B", b)) if one.target.source == _CONFIGURATION}
+    stored = [one for one in (a, b) if one.target.source in _STORED]
+    for name, one in drawn.items() if stored else ():
+        raise SettingError(
+            f"{name} has no weights to compare: {one.target.name} is a configuration alone",
+            expected="weights in both, or in none",
+            found=f"those of a {stored[0].target.source} in the other",
+            hint="--config-only draws both under one seed; --level structure compares the build alone",
+        )
 
 
 def _options(asked: dict[str, Any]) -> tuple[TargetOptions, TargetOptions]:

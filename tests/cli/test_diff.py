@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normprobe.cli.commands import app
+from tests.targets.checkpoints import gpt2
 
 Run = Callable[..., Any]
 FACTORY = """
@@ -152,3 +153,18 @@ def test_two_configurations(run: Run, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert {"eps", "size"} <= {one["fact"] for one in document["differences"]}
     assert any("all ids were taken modulo 64" in note for note in document["notes"])
+
+
+def test_drawn_weights_are_not_held_against_those_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    gpt2(tmp_path / "whole")
+    (tmp_path / "bare").mkdir()
+    text = (tmp_path / "whole" / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "bare" / "config.json").write_text(text, encoding="utf-8")
+    pair = [str(tmp_path / name) for name in ("whole", "bare")]
+    done = run(*pair, "--tokens", "8")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "B has no weights to compare" in done.stderr
+    assert run(*pair, "--tokens", "8", "--level", "structure").exit_code == 0
+    assert run(*pair, "--tokens", "8", "--config-only").exit_code == 0
+    assert run(pair[0], f"{pair[1]}/config.json", "--tokens", "8", "--config-only").exit_code == 0
+    assert "A has no weights" in run(*pair[::-1], "--tokens", "8").stderr
