@@ -117,7 +117,9 @@ def of_few_batches(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
         variance.mul_(1.01)
 
 
-@fault("stored variances ten times too large in all norms", "NP701", "note", lambda a: kept(a)[:1], BOTH_MODES)
+@fault(
+    "stored variances ten times too large in all norms", "NP701", "note", lambda a: kept(a)[:1], BOTH_MODES, ("NP705",)
+)
 def other_scale(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     with writing():
         for one in kept(anatomy):

@@ -81,7 +81,14 @@ def beside_the_stream(anatomy: Anatomy) -> list[Site]:
     return [site for site in every(anatomy) if site.path in paths]
 
 
-@fault("eps a thousand times what customary signals have", "NP103", "warning", beside_the_stream, FORWARD)
+@fault(
+    "eps a thousand times what customary signals have",
+    "NP103",
+    "warning",
+    beside_the_stream,
+    FORWARD,
+    ("NP104", "NP105"),
+)
 def dominating(model: nn.Module, anatomy: Anatomy, site: Site) -> None:
     rewrite(model, anatomy, site, eps=1e3, place="inside")
 
