@@ -70,8 +70,8 @@ class Branch(Record):
         inner_norms: the norms between the read and the add besides `pre_norm` and `output_norm` and those beside them:
             on queries and keys, on the inner features of an MLP.
         parameters: every parameter used between the read and the add.
-        recipe: a number that those branches of a stream share that run the same operations as often, norms and moves
-            apart; None where it was not read.
+        recipe: a number that those branches of one kind share in a stream that run the same operations as often, norms
+            and moves apart; None where it was not read.
         entry: where it reads the stream without a norm before its first weights; None where a norm or something else
             than an activation stands there.
         skip_scale: constant factor on the trunk at this add; None where it is no constant.

@@ -116,7 +116,7 @@ def branch_records(
         _record(flow, reading, place.path, block, norms, model, factor)
         for reading, place, block, factor in zip(readings, located, blocks, factors, strict=True)
     ]
-    alike = recipes(flow, (reading.part for reading in readings))
+    alike = recipes(flow, ((reading.kind, reading.part) for reading in readings))
     return [
         record.model_copy(update={"readers": names, "recipe": number})
         for record, names, number in zip(records, _readers(flow, readings), alike, strict=True)

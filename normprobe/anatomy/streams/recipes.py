@@ -10,6 +10,7 @@ from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.parts import Part, region_to
 from normprobe.anatomy.streams.placement import Norms
 from normprobe.records import NormSite
+from normprobe.records.anatomy import BranchKind
 
 _SIZING = frozenset({"layernorm", "rmsnorm", "l2norm", "scalenorm", "groupnorm", "instancenorm"})
 
@@ -32,13 +33,13 @@ def normed_inside(flow: Flow, source: int, part: Part, norms: Sequence[NormSite]
     return bool(sizing) and flow.producer.get(part.end) not in region_to(flow, source, part.end, part.core - sizing)
 
 
-def recipes(flow: Flow, parts: Iterable[Part]) -> list[int]:
-    """For each branch the number of its operations, norms and moves left out: the same for those that run the same
-    ones as often."""
-    numbers: dict[frozenset[tuple[str, int]], int] = {}
+def recipes(flow: Flow, branches: Iterable[tuple[BranchKind, Part]]) -> list[int]:
+    """For each branch the number of its kind and operations, norms and moves left out: the same for those of one kind
+    that run the same ones as often."""
+    numbers: dict[tuple[BranchKind, frozenset[tuple[str, int]]], int] = {}
     found = []
-    for part in parts:
+    for kind, part in branches:
         steps = (flow.steps[i] for i in part.region)
         counts = Counter(step.node.op for step in steps if step.role not in (Role.MOVE, Role.NORM))
-        found.append(numbers.setdefault(frozenset(counts.items()), len(numbers)))
+        found.append(numbers.setdefault((kind, frozenset(counts.items())), len(numbers)))
     return found

@@ -90,9 +90,8 @@ class MixedPlacement(Check):
             )
 
     def _inside(self, stream: Stream, anatomy: Anatomy) -> Iterator[Finding]:
-        known = [branch for branch in stream.branches if branch.recipe is not None]
-        for recipe in dict.fromkeys((branch.kind, branch.recipe) for branch in known):
-            alike = [branch for branch in known if (branch.kind, branch.recipe) == recipe]
+        for recipe in dict.fromkeys(branch.recipe for branch in stream.branches if branch.recipe is not None):
+            alike = [branch for branch in stream.branches if branch.recipe == recipe]
             (usual, most), *_ = Counter(len(branch.inner_norms) for branch in alike).most_common()
             odd = [branch for branch in alike if len(branch.inner_norms) < usual and not _halved(branch, anatomy)]
             if odd and 2 * most > len(alike):
