@@ -80,3 +80,11 @@ def test_a_pooled_map_of_one_sample_cannot_be_trained_on() -> None:
     (found,) = [f for f in probe(model, x).findings if f.code == "NP702" and f.severity.value == "warning"]
     assert found.where == "4"
     assert "NP702" not in codes(model.eval(), x, ())
+
+
+def test_a_negative_variance_comes_before_the_nan_that_it_makes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)).eval()
+    model[1].running_var.fill_(-1.0)  # type: ignore[union-attr, operator]
+    report = probe(model, torch.randn(4, 3, 8, 8))
+    errors = [f.code for f in report.findings if f.severity.value == "error"]
+    assert errors == ["NP705", "NP504"]
