@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from normprobe.rewrites import (
         AddFinalNorm,
         Effect,
+        Fixup,
         FoldBatchNorm,
         FoldGains,
         FreezeBatchNorm,
@@ -50,6 +51,7 @@ __all__ = [
     "AddQKNorm",
     "DiffReport",
     "Effect",
+    "Fixup",
     "FoldBatchNorm",
     "FoldGains",
     "FreezeBatchNorm",
@@ -94,6 +96,7 @@ _HOMES = {
             "AddOutputNorms",
             "AddQKNorm",
             "Effect",
+            "Fixup",
             "FoldBatchNorm",
             "FoldGains",
             "FreezeBatchNorm",

@@ -18,7 +18,7 @@ from normprobe.rewrites.plan import Plan, make_plan
 from normprobe.rewrites.proof import Proof
 from normprobe.rewrites.qk import AddQKNorm, QKClip
 from normprobe.rewrites.reparametrise import PlainWeights, Reparametrise
-from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
+from normprobe.rewrites.residual import Fixup, ScaleResidual, ToPostNorm
 
 __all__ = [
     "ALL",
@@ -26,6 +26,7 @@ __all__ = [
     "AddOutputNorms",
     "AddQKNorm",
     "Effect",
+    "Fixup",
     "FoldBatchNorm",
     "FoldGains",
     "FreezeBatchNorm",

@@ -22,7 +22,7 @@ from normprobe.rewrites.norms.to_rmsnorm import ToRMSNorm
 from normprobe.rewrites.norms.upcast import UpcastNorms
 from normprobe.rewrites.qk import AddQKNorm, QKClip
 from normprobe.rewrites.reparametrise import PlainWeights, Reparametrise
-from normprobe.rewrites.residual import ScaleResidual, ToPostNorm
+from normprobe.rewrites.residual import Fixup, ScaleResidual, ToPostNorm
 
 ALL: tuple[type[Rewrite], ...] = (
     UpcastNorms,
@@ -37,6 +37,7 @@ ALL: tuple[type[Rewrite], ...] = (
     ToRMSNorm,
     ToPostNorm,
     ScaleResidual,
+    Fixup,
     AddQKNorm,
     QKClip,
     Initialise,

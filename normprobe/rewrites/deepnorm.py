@@ -14,7 +14,7 @@ def scales(anatomy: Anatomy) -> Mapping[int, DeepNormScale]:
     Layers are the blocks that write to the stream. Source: Wang et al. 2022 (DeepNet), fig. 2.
     """
     layers = {i: depth(stream) for i, stream in enumerate(anatomy.streams)}
-    decoders = [i for i, stream in enumerate(anatomy.streams) if _crosses(stream)]
+    decoders = [i for i, stream in enumerate(anatomy.streams) if attends_outside(stream)]
     encoders = [i for i in layers if i not in decoders]
     if len(decoders) == 1 and len(encoders) == 1:
         both = deepnorm("encoder-decoder", encoder_layers=layers[encoders[0]], decoder_layers=layers[decoders[0]])
@@ -27,5 +27,6 @@ def depth(stream: Stream) -> int:
     return len({(branch.block, branch.layer) for branch in stream.branches})
 
 
-def _crosses(stream: Stream) -> bool:
+def attends_outside(stream: Stream) -> bool:
+    """Whether a branch attends to what comes from outside the stream, as a decoder's does."""
     return any(branch.kind == "cross_attention" for branch in stream.branches)

@@ -19,7 +19,7 @@ from normprobe.rewrites.edits import bytes_of, choice, set_values
 from normprobe.rewrites.initialise.choice import meant
 from normprobe.rewrites.initialise.draw import Drawing, fresh
 from normprobe.rewrites.initialise.schemes import Scheme, Weight, scheme
-from normprobe.rewrites.initialise.stacks import Part, betas, parts, unknown_readers
+from normprobe.rewrites.initialise.stacks import Part, betas, parts, t_fixup_factors, unknown_readers
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -45,8 +45,8 @@ class Initialise(Rewrite):
     every device and whatever else is drawn.
 
     Attributes:
-        scheme: gpt2 | xavier | kaiming | lecun | orthogonal | deepnorm | small | zero_writers; `SCHEMES` has the
-            formula and the source of each, `describe()` those of this one.
+        scheme: gpt2 | xavier | kaiming | lecun | orthogonal | deepnorm | small | fixup | t_fixup | zero_writers;
+            `SCHEMES` has the formula and the source of each, `describe()` those of this one.
         only: which weights: a role (readers | writers | inner | embeddings | head | norms | others), a pattern of
             parameter names such as "h.*.mlp.*", or several of these; None for all.
         seed: of the values.
@@ -138,11 +138,12 @@ class _Places:
     parts: Mapping[str, tuple[Part, ...]]
     unknown: frozenset[str]
     betas: Mapping[str, float]
+    t_fixup: Mapping[str, float]
 
     @classmethod
     def of(cls, anatomy: Anatomy) -> _Places:
         known = parts(anatomy)
-        return cls(known, unknown_readers(anatomy, known), betas(anatomy))
+        return cls(known, unknown_readers(anatomy, known), betas(anatomy), t_fixup_factors(anatomy))
 
 
 def _drawings(known: Scheme, anatomy: Anatomy, site: WeightSite, places: _Places) -> Iterator[Drawing]:
@@ -151,7 +152,8 @@ def _drawings(known: Scheme, anatomy: Anatomy, site: WeightSite, places: _Places
     for part in places.parts.get(site.parameter, (Part(None, ()),)):
         fan_out = len(part.rows) or site.fan_out
         drawn = Drawn.of(site, anatomy, (site.fan_in, fan_out), "normal")
-        draw = known.draw(Weight(drawn, site.followed_by, part.name, beta))
+        factor = places.t_fixup.get(site.parameter)
+        draw = known.draw(Weight(drawn, site.followed_by, part.name, beta, factor))
         if draw is not None:
             yield Drawing(draw, part.rows or None)
 

@@ -43,12 +43,14 @@ class Weight:
         followed_by: the function that its product passes next.
         part: what it makes of an attention, where that is known.
         beta: DeepNorm's β of its stream; None outside the branches of one.
+        t_fixup: T-Fixup's factor of its stream; None outside the branches of one.
     """
 
     drawn: Drawn
     followed_by: Follower
     part: PartName | None = None
     beta: float | None = None
+    t_fixup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,22 @@ def _small(weight: Weight) -> Draw:
     return Draw("normal", math.sqrt(2 / (5 * (drawn.width or drawn.fan_in))))
 
 
+def _fixup(weight: Weight) -> Draw | None:
+    drawn = weight.drawn
+    if drawn.has("writer", "head") and not drawn.table:
+        return Draw("zero")
+    inside = drawn.has("reader", "inner") and drawn.writes > 0 and drawn.depth > 1
+    factor = drawn.writes ** (-1 / (2 * drawn.depth - 2)) if inside else 1.0
+    return None if drawn.table else Draw("normal", factor * kaiming_gain(weight.followed_by) * lecun_std(drawn.fan_in))
+
+
+def _t_fixup(weight: Weight) -> Draw:
+    factor = 1.0 if weight.t_fixup is None or weight.part in ("q", "k") else weight.t_fixup
+    if weight.drawn.table:
+        return Draw("normal", factor * lecun_std(weight.drawn.fan_out))
+    return Draw("normal", factor * xavier_std(weight.drawn.fan_in, weight.drawn.fan_out))
+
+
 def _zero(weight: Weight) -> Draw | None:
     return Draw("zero") if weight.drawn.has("writer") else None
 
@@ -159,6 +177,20 @@ SCHEMES: Mapping[str, Scheme] = {
             "√(2 / (5 width)), writers 2 / (blocks √width)",
             "Nguyen & Salazar 2019; Wang & Komatsuzaki 2021",
             _small,
+        ),
+        Scheme(
+            "fixup",
+            "writers and head 0, inside branches of m weights kaiming × writes^(−1/(2m − 2)), tables as they are",
+            "Zhang, Dauphin & Ma 2019, sec. 3",
+            _fixup,
+        ),
+        Scheme(
+            "t_fixup",
+            "√(2 / (fan-in + fan-out)), in branches but for queries and keys, and in tables, × 0.67 L^(−1/4), of a "
+            "decoder (9 L)^(−1/4)",
+            "Huang et al. 2020, sec. 3.2",
+            _t_fixup,
+            parted=True,
         ),
         Scheme("zero_writers", "writers 0, all else as it is", "Zhang, Dauphin & Ma 2019 (Fixup)", _zero),
     )

@@ -1,4 +1,4 @@
-"""The parts of attention weights, and DeepNorm's β of the stream that each weight belongs to."""
+"""The parts of attention weights, and the factors that DeepNorm and T-Fixup give the stream of each weight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from normprobe.records import Anatomy
-from normprobe.rewrites.deepnorm import scales
+from normprobe.rewrites.deepnorm import attends_outside, depth, scales
 
 PartName = Literal["q", "k", "v"]
 
@@ -50,8 +50,29 @@ def unknown_readers(anatomy: Anatomy, known: Mapping[str, tuple[Part, ...]]) -> 
 
 
 def betas(anatomy: Anatomy) -> Mapping[str, float]:
-    """DeepNorm's β for every weight of a branch; keys and values that come from outside have that of their queries."""
-    of_stream = {index: scale.beta for index, scale in scales(anatomy).items()}
+    """DeepNorm's β for every weight of a branch."""
+    return _of_branches(anatomy, {index: scale.beta for index, scale in scales(anatomy).items()})
+
+
+def t_fixup_factors(anatomy: Anatomy) -> Mapping[str, float]:
+    """T-Fixup's factor for every weight of a branch and every table; of a stack alone that of an encoder.
+
+    0.67 L^(−1/4) for the L layers of an encoder, (9 L)^(−1/4) for those of a decoder that attends to one, and for the
+    tables of both (Huang et al. 2020, sec. 3.2).
+    """
+    crossing = [i for i, stream in enumerate(anatomy.streams) if attends_outside(stream)]
+    layers = {i: depth(stream) for i, stream in enumerate(anatomy.streams)}
+    factors = {i: (9 * n) ** -0.25 if i in crossing else 0.67 * n**-0.25 for i, n in layers.items()}
+    tables = [(9 * layers[i]) ** -0.25 for i in crossing] or list(factors.values())[:1]
+    found = dict(_of_branches(anatomy, factors))
+    if tables:
+        found |= {site.parameter: tables[0] for site in anatomy.weights if site.kind == "embedding"}
+    return found
+
+
+def _of_branches(anatomy: Anatomy, of_stream: Mapping[int, float]) -> Mapping[str, float]:
+    """The value of its stream for every weight of a branch; keys and values that come from outside have that of their
+    queries."""
     found = {
         site.parameter: of_stream[site.stream]
         for site in anatomy.weights

@@ -23,7 +23,7 @@ from normprobe.rewrites.swap import has_layer, lay
 from normprobe.rewrites.swap import why_not as class_stays
 
 Kind = Literal["constant", "layerscale", "rezero", "skipinit", "deepnorm"]
-_NAME = "branch_scale"
+SCALE = "branch_scale"
 _READ = {"constant": "constant", "layerscale": "channel", "rezero": "scalar", "skipinit": "scalar"}
 
 
@@ -37,7 +37,7 @@ class ScaledOutput(AtOutput):
     def normprobe_act(self, stream: Tensor) -> Tensor:
         """The write, scaled, in its own dtype."""
         constant: float | None = self.__dict__[ScaledOutput.KEY]
-        return stream * (self.get_parameter(_NAME).to(stream.dtype) if constant is None else constant)
+        return stream * (self.get_parameter(SCALE).to(stream.dtype) if constant is None else constant)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class ScaleResidual(Rewrite):
 
     def _site(self, survey: Survey, detail: _Detail) -> Site:
         on_trunk = self.kind == "deepnorm"
-        added = (full_name(detail.writer, _NAME),) if self.kind in ("layerscale", "rezero", "skipinit") else ()
+        added = (full_name(detail.writer, SCALE),) if self.kind in ("layerscale", "rezero", "skipinit") else ()
         told = "the trunk" if on_trunk else f"what {detail.writer} writes"
         path = detail.branch.add.path if on_trunk else detail.writer
         held = bytes_of(survey.model, detail.absorbed)
@@ -184,12 +184,8 @@ class ScaleResidual(Rewrite):
             adder = module_at(model, detail.branch.add.path)
             link(writer, adder, Link(alpha=detail.value), (detail.writer, detail.branch.add.path), undo)
             return
-        undo.callback(writer.__dict__.pop, ScaledOutput.KEY, None)
-        writer.__dict__[ScaledOutput.KEY] = detail.value if self.kind == "constant" else None
-        if self.kind != "constant":
-            undo.callback(writer._parameters.pop, _NAME, None)
-            writer.register_parameter(_NAME, _parameter(model, detail, self.kind))
-        lay(writer, ScaledOutput, detail.writer, undo)
+        factor = detail.value if self.kind == "constant" else _parameter(model, detail, self.kind)
+        scale_output(writer, detail.writer, factor, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every branch reads as having this factor."""
@@ -206,6 +202,16 @@ class ScaleResidual(Rewrite):
         if self.kind == "deepnorm":
             return branch.skip_scale is not None and abs(branch.skip_scale / value - 1) < 1e-3
         return branch.branch_scale.kind == _READ[self.kind] or (value == 1 and self.kind == "constant")
+
+
+def scale_output(writer: nn.Module, path: str, factor: float | nn.Parameter, undo: ExitStack) -> None:
+    """Multiply what the module at `path` returns by a constant, or by a parameter that it gets as `branch_scale`."""
+    undo.callback(writer.__dict__.pop, ScaledOutput.KEY, None)
+    writer.__dict__[ScaledOutput.KEY] = None if isinstance(factor, nn.Parameter) else factor
+    if isinstance(factor, nn.Parameter):
+        undo.callback(writer._parameters.pop, SCALE, None)
+        writer.register_parameter(SCALE, factor)
+    lay(writer, ScaledOutput, path, undo)
 
 
 def _parameter(model: nn.Module, detail: _Detail, kind: Kind) -> nn.Parameter:
