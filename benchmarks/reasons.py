@@ -68,12 +68,6 @@ REASONS: tuple[Reason, ...] = (
         "square",
     ),
     Reason(
-        "NP104",
-        "warning",
-        ":(Cvt|Perceiver|Segformer|BioGpt|hf_segformer)",
-        "the configuration states a layer_norm_eps that the code does not pass on: its norms have torch's own 1e-5",
-    ),
-    Reason(
         "NP109",
         "warning",
         _GAINS,

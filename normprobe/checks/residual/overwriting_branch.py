@@ -23,7 +23,8 @@ class OverwritingBranch(EachStreamCheck):
     over the median of all branches of its kind in the same stream; and the first of these over its own median. All
     have to exceed their limit. A first write to a small embedding is larger than the trunk in sound models too, and
     is then as large as the others of its kind. In a stream that grows by a factor a block late writes are far larger
-    than early ones, and all are alike beside their trunk.
+    than early ones, and all are alike beside their trunk. Where half of four or more writes are far smaller than the
+    others, which of them are off is not told, and nothing is said here.
 
     ## Why it matters
 
