@@ -22,8 +22,33 @@ def accumulates(op: str) -> bool:
 
 def add_sum(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
     """Enter the steps that `node` stands for where it is a sum of signals written in another way; tell whether."""
-    ways = (_add_accumulating, _add_spread, _add_interpolation, _add_stacked, _add_unit, _add_replaced)
+    ways = (_add_again, _add_accumulating, _add_spread, _add_interpolation, _add_stacked, _add_unit, _add_replaced)
     return len(signals) > 0 and any(add(flow, node, signals) for add in ways)
+
+
+def _add_again(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
+    """A sum of what was added before is that sum (of a list of writes, which is added up at every read)."""
+    if base(node.op) != "aten.add":
+        return False
+    known: dict[object, int] = flow.memo.setdefault("sums", {})
+    operands = tuple(_first(flow, value) if (value := ref(a)) >= 0 else a for a in node.args)
+    earlier = known.setdefault((operands, tuple(map(type, node.args)), repr(node.kwargs)), node.outputs[0])
+    if earlier == node.outputs[0]:
+        return False
+    append(flow, Role.MOVE, (earlier,), node.outputs, _same(node, earlier))
+    return True
+
+
+def _first(flow: Flow, value: int) -> int:
+    """The sum that a value is, where it was added before."""
+    step = flow.made_by(value)
+    again = step is not None and step.node.op == PIECE and step.outputs == (value,)
+    return step.inputs[0] if step is not None and again else value
+
+
+def _same(node: Node, value: int) -> Node:
+    """A move for `node`, whose output is a value that there is already."""
+    return Node(node.id, PIECE, (value,), node.outputs, node.call, node.ordinal)
 
 
 def _add_accumulating(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
@@ -97,14 +122,26 @@ def _add_stacked(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
     total, *others = (_weighed(flow, node, value, weight) for value, weight in parts.items())
     moved = scale != 1 or flow.shape(total) != flow.shape(node.outputs[0])
     for i, value in enumerate(others):
-        following = node.outputs[0] if i == len(others) - 1 and not moved else extra(flow, node, total)
-        append(flow, Role.ADD, (total, value), (following,), node, ())
-        total = following
+        total = _added(flow, node, total, value, node.outputs[0] if i == len(others) - 1 and not moved else None)
     if scale != 1:
         total = _computed(flow, node, "aten.mul.Tensor", (Ref(total), scale), like=total)
     if moved:
         _computed(flow, node, "aten.reshape.default", (Ref(total), flow.shape(node.outputs[0])), node.outputs[0])
     return True
+
+
+def _added(flow: Flow, node: Node, total: int, value: int, output: int | None) -> int:
+    """The sum of two values within what `node` adds up, `output` where that is given; one that was made before is not
+    made again."""
+    known: dict[object, int] = flow.memo.setdefault("sums", {})
+    earlier = known.get((total, value))
+    if earlier is None:
+        made = known[total, value] = extra(flow, node, total) if output is None else output
+        append(flow, Role.ADD, (total, value), (made,), node, ())
+        return made
+    if output is not None:
+        append(flow, Role.MOVE, (earlier,), (output,), _same(node, earlier))
+    return earlier
 
 
 def _add_unit(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
@@ -133,8 +170,7 @@ def _add_replaced(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
         plain = base(taken.op).rstrip("_") == "aten.sub" and taken.kwargs.get("alpha", 1) == 1
         if plain and taken.args[1] == first and flow.levels.signal(ref(taken.args[0])):
             value = ref(taken.args[0])
-            replaced = Node(node.id, PIECE, (value,), node.outputs, node.call, node.ordinal)
-            append(flow, Role.MOVE, (value,), node.outputs, replaced)
+            append(flow, Role.MOVE, (value,), node.outputs, _same(node, value))
             return True
     return False
 
