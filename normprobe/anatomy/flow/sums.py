@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -27,16 +28,24 @@ def add_sum(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
 
 
 def _add_again(flow: Flow, node: Node, signals: frozenset[int]) -> bool:
-    """A sum of what was added before is that sum (of a list of writes, which is added up at every read)."""
+    """A sum of what was added before is that sum, where writes are kept in a list and added up at every read. Two
+    trunks may add one branch to one state: a sum counts that is made three times, and what goes on from one."""
     if base(node.op) != "aten.add":
         return False
+    if "times added" not in flow.memo:
+        flow.memo["times added"] = Counter(_terms(n, n.args) for n in flow.trace.nodes if base(n.op) == "aten.add")
+    operands = tuple(Ref(_first(flow, value)) if (value := ref(a)) >= 0 else a for a in node.args)
     known: dict[object, int] = flow.memo.setdefault("sums", {})
-    operands = tuple(_first(flow, value) if (value := ref(a)) >= 0 else a for a in node.args)
-    earlier = known.setdefault((operands, tuple(map(type, node.args)), repr(node.kwargs)), node.outputs[0])
-    if earlier == node.outputs[0]:
+    earlier = known.setdefault(_terms(node, operands), node.outputs[0])
+    if earlier == node.outputs[0] or (operands == node.args and flow.memo["times added"][_terms(node, node.args)] < 3):
         return False
     append(flow, Role.MOVE, (earlier,), node.outputs, _same(node, earlier))
     return True
+
+
+def _terms(node: Node, operands: Sequence[object]) -> str:
+    """What an addition adds."""
+    return repr((operands, node.kwargs))
 
 
 def _first(flow: Flow, value: int) -> int:
