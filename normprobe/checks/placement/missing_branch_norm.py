@@ -25,8 +25,9 @@ class MissingBranchNorm(Check):
     block are normed: at their input, at their output, or by a norm on their sum. Learned or constant factors on
     such branches stand in for a norm, convolutions do without one in published models, so do MLPs half as wide inside
     as the stream or less (adapters), and a stream whose branches all have none is built so: none of these is reported.
-    Branches that a weight of zeros writes in every block are skipped: an addition to a layer starts so. Where one block
-    differs from the others, that is NP206.
+    Branches that a weight of zeros writes in every block are skipped: an addition to a layer starts so; and where a
+    norm runs in the block of which it is not known what it belongs to. Where one block differs from the others, that is
+    NP206.
 
     ## Why it matters
 
@@ -55,13 +56,13 @@ class MissingBranchNorm(Check):
         """Yield one finding for every place at which the branches of all equal blocks lack a norm."""
         if not data.anatomy.streams:
             yield self.skip("no residual stream was found")
-        added = Additions.of(data)
+        added, free = Additions.of(data), _free(data)
         for stream in data.anatomy.streams:
             for blocks in equal_blocks(stream):
                 if len(blocks) > 1:
-                    yield from self._judge(stream, list(zip(*blocks, strict=True)), added)
+                    yield from self._judge(stream, list(zip(*blocks, strict=True)), added, free)
 
-    def _judge(self, stream: Stream, places: list[tuple[Branch, ...]], added: Additions) -> Outcome:
+    def _judge(self, stream: Stream, places: list[tuple[Branch, ...]], added: Additions, free: list[str]) -> Outcome:
         behind = [*read_behind(stream), stream.branches[0]]  # the first of all may read what a norm has made as well
         raw = [place for place in places if all(bare(branch) for branch in place)]
         normed = [branch for place in places if place not in raw for branch in place]
@@ -70,7 +71,11 @@ class MissingBranchNorm(Check):
         for place in raw:
             if len(behind) > 1 and all(any(branch is one for one in behind) for branch in place):
                 continue  # NP204's
-            if all(added.from_zero(branch) for branch in place):
+            unknown = [path for path in free if any(path.startswith(f"{branch.block}.") for branch in place)]
+            if unknown:
+                why = f"{unknown[0]} runs in its block, and which branch it belongs to could not be told"
+                yield self.skip(why, [stream.place(branch) for branch in place])
+            elif all(added.from_zero(branch) for branch in place):
                 why = "it reads the stream raw, and weights of zeros write in each block: additions to a layer start so"
                 yield self.skip(why, [stream.place(branch) for branch in place])
             elif not all(added.narrow(branch, stream.width) for branch in place):
@@ -86,3 +91,13 @@ class MissingBranchNorm(Check):
             source="Xiong et al. 2020, table 1",
             places=[stream.place(branch) for branch in raw],
         )
+
+
+def _free(data: ReportData) -> list[str]:
+    """Norms that ran and belong to no branch and to no end of a stream, as far as that is known."""
+    streams = data.anatomy.streams
+    held = {name for stream in streams for name in (stream.entry_norm, stream.final_norm)}
+    for branch in (branch for stream in streams for branch in stream.branches):
+        held |= {branch.pre_norm, branch.output_norm, branch.post_norm, *branch.inner_norms}
+    roles = ("inner", "pre", "post", "output")
+    return [norm.path for norm in data.anatomy.norms if norm.executed and norm.role in roles and norm.path not in held]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+import normprobe
 from normprobe.records import Branch, BranchScale, Stream
 from tests import models
 from tests.checks import builders as b
@@ -83,3 +85,25 @@ def test_one_block_that_has_the_norm_leaves_it_to_np206() -> None:
 def test_where_there_is_no_stream_it_is_skipped() -> None:
     found_none, (skip,) = judge("NP213", b.document(streams=()))
     assert (found_none, skip.why) == ((), "no residual stream was found")
+
+
+class ClassAttention(nn.Module):
+    """Attention as usual; then the class token alone is normed, and its MLP reads what the norm gave (XCiT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(models.WIDTH), nn.LayerNorm(models.WIDTH)
+        self.attention, self.mlp = models.Attention(), models.Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        x = torch.cat([self.norm2(x[:, :1]), x[:, 1:]], 1)
+        return x + torch.cat([self.mlp(x[:, :1]), x[:, 1:]], 1)
+
+
+def test_a_norm_of_a_block_that_belongs_to_no_branch_is_said() -> None:
+    model = nn.Sequential(*(ClassAttention() for _ in range(3)), nn.LayerNorm(models.WIDTH), nn.Linear(models.WIDTH, 4))
+    report = normprobe.probe(model, torch.randn(2, 6, models.WIDTH))
+    assert not [finding for finding in report.findings if finding.code == "NP213"]
+    whys = [skipped.why for skipped in report.skipped if skipped.what.startswith("NP213")]
+    assert any("which branch it belongs to could not be told" in why for why in whys)
