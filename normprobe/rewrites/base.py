@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,7 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy
+from normprobe.rewrites.edits import choice
 
 
 class Effect(str, Enum):
@@ -107,6 +109,13 @@ class Sites:
     refused: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, found: Iterable[Site | Refusal | None], notes: tuple[str, ...] = ()) -> Sites:
+        """What was found place by place; None is a place where nothing is to be done."""
+        every = list(found)
+        sites = tuple(each for each in every if isinstance(each, Site))
+        return cls(sites, tuple(each for each in every if isinstance(each, Refusal)), notes)
+
 
 @dataclass(frozen=True)
 class Rewrite(ABC):
@@ -114,16 +123,23 @@ class Rewrite(ABC):
 
     Attributes:
         name: name of the class, as findings give it in `fix`.
+        usual: the effect, where no setting makes it another one.
         expect: how many sites the caller counts on; any other number is an error. None: one or more.
     """
 
     name: ClassVar[str]
+    usual: ClassVar[Effect]
     expect: int | None = field(default=None, kw_only=True)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the rewrite as its class."""
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__name__
+
     @property
-    @abstractmethod
     def effect(self) -> Effect:
         """What it does to the function that the model computes, with its settings as they are."""
+        return self.usual
 
     @abstractmethod
     def describe(self) -> str:
@@ -161,6 +177,20 @@ class Rewrite(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The rewrite as plain values, for `load`."""
         return {"rewrite": self.name, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True)
+class ChosenRewrite(Rewrite):
+    """Base of a rewrite whose places can be chosen.
+
+    Attributes:
+        only: a pattern of paths, with * and ? as in file names, or several; None for all.
+    """
+
+    only: str | tuple[str, ...] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only", choice(self.only))
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import nn
@@ -15,9 +15,9 @@ from normprobe.anatomy.flow.ops import Role
 from normprobe.anatomy.flow.statics import Statics
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, WeightSite
-from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.batchnorm.held import Held, batch_norm_sites, held_of
-from normprobe.rewrites.edits import bytes_of, choice, set_values
+from normprobe.rewrites.edits import bytes_of, set_values
 
 _IN_TRAIN_MODE = "in train mode the function changes: there is no batch statistic any more"
 
@@ -31,7 +31,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class FoldBatchNorm(Rewrite):
+class FoldBatchNorm(ChosenRewrite):
     """Each batch norm goes into the convolution or matrix whose output it reads: W g / √(v + eps), (c − m) g / √(v +
     eps) + b.
 
@@ -43,16 +43,7 @@ class FoldBatchNorm(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "FoldBatchNorm"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey, module_at
+from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, module_at
 from normprobe.rewrites.batchnorm.held import batch_norm_sites, held_of
-from normprobe.rewrites.edits import choice
 from normprobe.rewrites.swap import Layer, lay
 
 _IN_TRAIN_MODE = "in train mode the function changes: stored statistics in place of the batch's"
@@ -35,7 +34,7 @@ class Frozen(Layer):
 
 @final
 @dataclass(frozen=True)
-class FreezeBatchNorm(Rewrite):
+class FreezeBatchNorm(ChosenRewrite):
     """Batch norms use their stored statistics in train mode too and leave them as they are.
 
     Exact in eval mode, bit for bit. For fine-tuning with small batches or data unlike the first: the statistics stay
@@ -46,16 +45,7 @@ class FreezeBatchNorm(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "FreezeBatchNorm"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

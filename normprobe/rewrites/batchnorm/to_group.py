@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.batchnorm.held import Held, batch_norm_sites, held_of
-from normprobe.rewrites.edits import bytes_of, choice, set_values
+from normprobe.rewrites.edits import bytes_of, set_values
 from normprobe.rewrites.swap import Layer, lay
 
 _MOST = 32  # groups; Wu & He 2018, sec. 3.1
@@ -47,7 +47,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class ToGroupNorm(Rewrite):
+class ToGroupNorm(ChosenRewrite):
     """Batch norms become group norms, which take the statistic of each sample alone, in train mode as in eval mode.
 
     Calibrated by the stored statistics: with mean m and variance v of each channel, a group has, in expectation, the
@@ -59,19 +59,13 @@ class ToGroupNorm(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "ToGroupNorm"
+    usual = Effect.CALIBRATED
     groups: int | None = None
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.groups is not None and self.groups < 1:
             raise RewriteError("ToGroupNorm cannot be made", expected="groups from 1", found=repr(self.groups))
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Calibrated."""
-        return Effect.CALIBRATED
+        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""

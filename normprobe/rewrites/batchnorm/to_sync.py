@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey, module_at
+from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, module_at
 from normprobe.rewrites.batchnorm.held import batch_norm_sites, held_of
-from normprobe.rewrites.edits import choice
 
 
 @final
 @dataclass(frozen=True)
-class ToSyncBatchNorm(Rewrite):
+class ToSyncBatchNorm(ChosenRewrite):
     """Torch's batch norms become `nn.SyncBatchNorm`: one statistic over the batches of all processes.
 
     Exact in eval mode and with one process. Unlike `nn.SyncBatchNorm.convert_sync_batchnorm` the module objects stay,
@@ -28,16 +27,7 @@ class ToSyncBatchNorm(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "ToSyncBatchNorm"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

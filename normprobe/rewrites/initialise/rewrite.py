@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import nn
@@ -13,9 +13,9 @@ from torch import nn
 from normprobe.errors import RewriteError
 from normprobe.measures.recipes import Drawn
 from normprobe.records import Anatomy, WeightSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
 from normprobe.rewrites.beside import Beside, beside, padding_rows
-from normprobe.rewrites.edits import bytes_of, choice, set_values
+from normprobe.rewrites.edits import bytes_of, set_values
 from normprobe.rewrites.initialise.choice import meant
 from normprobe.rewrites.initialise.draw import Drawing, fresh
 from normprobe.rewrites.initialise.schemes import Scheme, Weight, scheme
@@ -36,7 +36,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class Initialise(Rewrite):
+class Initialise(ChosenRewrite):
     """Draws weights anew by one scheme; writers are known by data flow, three-dimensional weights of experts included.
 
     Breaking: what a model has learned is lost. Biases of the drawn weights become 0, and where `only` is None or names
@@ -52,21 +52,15 @@ class Initialise(Rewrite):
         seed: of the values.
     """
 
-    name: ClassVar[str] = "Initialise"
+    usual = Effect.BREAKING
     scheme: str = "gpt2"
-    only: str | tuple[str, ...] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         scheme(self.scheme)
-        object.__setattr__(self, "only", choice(self.only))
+        super().__post_init__()
         if not 0 <= self.seed < 2**31:
             raise RewriteError("Initialise cannot be made", expected="0 <= seed < 2**31", found=repr(self.seed))
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
 
     def describe(self) -> str:
         """What it does, in one line."""

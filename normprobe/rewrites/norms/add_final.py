@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from torch import Tensor, nn
 
@@ -66,7 +66,7 @@ class AddFinalNorm(Rewrite):
         eps: eps inside the root; None takes that of the stream's own norm.
     """
 
-    name: ClassVar[str] = "AddFinalNorm"
+    usual = Effect.BREAKING
     kind: Literal["same", "layernorm", "rmsnorm"] = "same"
     eps: float | None = None
 
@@ -77,11 +77,6 @@ class AddFinalNorm(Rewrite):
             )
         if self.eps is not None and not 0 < self.eps < 1:
             raise RewriteError("AddFinalNorm cannot be made", expected="0 < eps < 1", found=repr(self.eps))
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from normprobe.capture.invoke import Inputs, invoke
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, Branch, Stream
 from normprobe.rewrites.at_boundary import AtOutput
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
-from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.norms.made import KINDS, Made, build, wanted
 from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
@@ -45,7 +45,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class AddOutputNorms(Rewrite):
+class AddOutputNorms(ChosenRewrite):
     """A norm on the output of every branch that has none: x + F(norm(x)) becomes x + norm(F(norm(x))).
 
     What is written has one size for every token then, whatever the weights do (sandwich norm: Ding et al. 2021,
@@ -61,23 +61,17 @@ class AddOutputNorms(Rewrite):
         only: a pattern of paths of branches, or several; None for all.
     """
 
-    name: ClassVar[str] = "AddOutputNorms"
+    usual = Effect.BREAKING
     kind: Literal["same", "layernorm", "rmsnorm"] = "same"
     start: Start = "unit"
     eps: float | None = None
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("same", *KINDS) or self.start not in ("unit", "calibrated"):
             expected = "kind: same | layernorm | rmsnorm, start: unit | calibrated"
             found = f"kind {self.kind!r}, start {self.start!r}"
             raise RewriteError("AddOutputNorms cannot be made", expected=expected, found=found)
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
+        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""

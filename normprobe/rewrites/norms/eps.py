@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import nn
 
@@ -14,8 +14,8 @@ from normprobe.capture.calls import CallSpec
 from normprobe.errors import RewriteError
 from normprobe.norms.identify import identify_module
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
-from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, module_at
+from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.norms.computed import Form, call_of, compute, form_of
 
 _NEAR = 1e-3  # relative: how close an eps that was recovered from behaviour comes to the one that was set
@@ -23,7 +23,7 @@ _NEAR = 1e-3  # relative: how close an eps that was recovered from behaviour com
 
 @final
 @dataclass(frozen=True)
-class SetEps(Rewrite):
+class SetEps(ChosenRewrite):
     """The eps of norms is set, and moved inside the root: x / √(mean(x²) + eps).
 
     Where one number of the module alone decides, that is changed, tried out on a copy beforehand; else the norm is
@@ -35,14 +35,12 @@ class SetEps(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "SetEps"
     eps: float | None = None
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.eps is not None and not 0 <= self.eps < 1:
             raise RewriteError("SetEps cannot be made", expected="0 <= eps < 1", found=repr(self.eps))
-        object.__setattr__(self, "only", choice(self.only))
+        super().__post_init__()
 
     @property
     def effect(self) -> Effect:
@@ -58,8 +56,7 @@ class SetEps(Rewrite):
     def sites(self, survey: Survey) -> Sites:
         """One site for every norm with another eps, or with it elsewhere."""
         found = [self._site(survey, norm) for norm in survey.anatomy.norms if chosen(norm.path, self.only)]
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def _site(self, survey: Survey, norm: NormSite) -> Site | Refusal | None:
         inside = norm.eps_placement in ("inside_sqrt", "none")

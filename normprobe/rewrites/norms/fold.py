@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, WeightSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
 from normprobe.rewrites.beside import Around, beside
-from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.readers import Readers
 
 
@@ -26,7 +26,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class FoldGains(Rewrite):
+class FoldGains(ChosenRewrite):
     """The gain g of a norm is multiplied into the weights that read it, its offset b added to their biases.
 
     W (g ⊙ n + b) + c = (W diag g) n + (W b + c), so the model computes the same with gains 1 and offsets 0, and
@@ -37,16 +37,7 @@ class FoldGains(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "FoldGains"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""
@@ -58,8 +49,7 @@ class FoldGains(Rewrite):
             raise RewriteError("FoldGains has to read the gains", expected="a model with weights", found="device meta")
         search = _Search(survey)
         found = [search.site(norm) for norm in survey.anatomy.norms if chosen(norm.path, self.only)]
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Write weights and biases, then gain and offset."""

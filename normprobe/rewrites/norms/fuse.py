@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 from torch import nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
-from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, module_at
+from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.norms.computed import compute, form_of
 
 _WIDE = ("float32", "float64")
@@ -19,7 +19,7 @@ _WIDE = ("float32", "float64")
 
 @final
 @dataclass(frozen=True)
-class FuseNorms(Rewrite):
+class FuseNorms(ChosenRewrite):
     """LayerNorms and RMSNorms that a module writes out are computed by `torch.nn.functional`'s fused operation.
 
     Exact: the same statistic, eps, gain and offset, and the same order of gain and cast; on a GPU one read of the input
@@ -30,16 +30,7 @@ class FuseNorms(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "FuseNorms"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""
@@ -49,8 +40,7 @@ class FuseNorms(Rewrite):
         """One site for every norm that is a module and is not fused."""
         norms = [norm for norm in survey.anatomy.norms if chosen(norm.path, self.only) and _written_out(norm)]
         found = [self._site(survey, norm) for norm in norms]
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def _site(self, survey: Survey, norm: NormSite) -> Site | Refusal:
         form = form_of(survey, norm)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
-from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, module_at
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, compute, form_of
 
 Stored = Literal["weight", "one_plus_weight"]
@@ -26,7 +26,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class StoreGains(Rewrite):
+class StoreGains(ChosenRewrite):
     """Norms that multiply by 1 + w multiply by w, and w becomes 1 + w; or the other way.
 
     Exact but for rounding of the stored values: near 1 a half-precision gain has steps of 2⁻⁷ (bfloat16) where 1 + w
@@ -38,20 +38,14 @@ class StoreGains(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "StoreGains"
+    usual = Effect.EXACT
     stored: Stored = "weight"
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.stored not in get_args(Stored):
             expected = f"stored: {' | '.join(get_args(Stored))}"
             raise RewriteError("StoreGains cannot be made", expected=expected, found=repr(self.stored))
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
-from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, module_at
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, acting, form_of
 
 
@@ -24,7 +24,7 @@ class _Doubled:
 
 @final
 @dataclass(frozen=True)
-class RemoveNorms(Rewrite):
+class RemoveNorms(ChosenRewrite):
     """Norms that never run go, and a norm that reads another norm's output goes into that one.
 
     A norm that does not run is set to None in its parent, so that its parameters leave the state dict and code that
@@ -36,16 +36,7 @@ class RemoveNorms(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "RemoveNorms"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Calibrated."""
-        return Effect.CALIBRATED
+    usual = Effect.CALIBRATED
 
     def describe(self) -> str:
         """What it does, in one line."""
@@ -54,8 +45,7 @@ class RemoveNorms(Rewrite):
     def sites(self, survey: Survey) -> Sites:
         """One site for every such norm."""
         found = [_site(survey, norm) for norm in survey.anatomy.norms if chosen(norm.path, self.only)]
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Merge gain and offset where there are two norms, and take the module out."""

@@ -16,8 +16,8 @@ from normprobe.capture.invoke import Inputs, invoke
 from normprobe.errors import RewriteError
 from normprobe.measures.curves import bend
 from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, form_of, written
 from normprobe.rewrites.swap import Layer, has_layer, lay
 
@@ -51,7 +51,7 @@ class DynamicTanh(Layer):
 
 @final
 @dataclass(frozen=True)
-class ToDyT(Rewrite):
+class ToDyT(ChosenRewrite):
     """LayerNorms and RMSNorms of residual streams become gain · tanh(alpha · x) + offset.
 
     Breaking: a trained norm's curve looks like a tanh for all tokens together, not for each (Zhu et al. 2025, sec. 3),
@@ -64,19 +64,13 @@ class ToDyT(Rewrite):
         only: a pattern of paths of norms, or several; None for all.
     """
 
-    name: ClassVar[str] = "ToDyT"
+    usual = Effect.BREAKING
     start: Literal["calibrated", "unit"] = "calibrated"
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.start not in ("calibrated", "unit"):
             raise RewriteError("ToDyT cannot be made", expected="start: calibrated | unit", found=repr(self.start))
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
+        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""
@@ -88,8 +82,7 @@ class ToDyT(Rewrite):
         norms = [norm for norm in survey.anatomy.norms if norm.role in _ROLES and chosen(norm.path, self.only)]
         kinds = ("dyt", "affine", "identity")
         found = [self._site(survey, norm) for norm in norms if norm.executed and norm.kind not in kinds]
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def _site(self, survey: Survey, norm: NormSite) -> Site | Refusal:
         form = form_of(survey, norm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -83,12 +83,7 @@ class UpcastNorms(Rewrite):
     the norm that it was.
     """
 
-    name: ClassVar[str] = "UpcastNorms"
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

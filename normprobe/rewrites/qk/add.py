@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import nn
@@ -13,8 +13,8 @@ from torch import nn
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, AttentionSite, HeadRows
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.qk.calibrate import distil, head_rms
 from normprobe.rewrites.qk.fitness import projection, why_not
 from normprobe.rewrites.qk.modules import HeadNorm, Kind, NormedHeads
@@ -37,7 +37,7 @@ class Added:
 
 @final
 @dataclass(frozen=True)
-class AddQKNorm(Rewrite):
+class AddQKNorm(ChosenRewrite):
     """Norms on the queries and keys of every attention site that has none, before rotary embeddings.
 
     Breaking on a trained model: queries and keys of every token get one length, where the model has learned others
@@ -59,14 +59,13 @@ class AddQKNorm(Rewrite):
         only: a pattern of paths of attention sites, or several.
     """
 
-    name: ClassVar[str] = "AddQKNorm"
+    usual = Effect.BREAKING
     kind: Kind = "rmsnorm"
     axis: Axis = "head"
     start: Start = "unit"
     shared: bool = False
     steps: int = 60
     eps: float = 1e-6
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field, allowed in (("kind", get_args(Kind)), ("axis", get_args(Axis)), ("start", get_args(Start))):
@@ -76,12 +75,7 @@ class AddQKNorm(Rewrite):
         if not (0 < self.eps < 1 and self.steps > 0):
             found = f"eps {self.eps!r}, steps {self.steps!r}"
             raise RewriteError("AddQKNorm cannot be made", expected="0 < eps < 1, steps > 0", found=found)
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
+        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""

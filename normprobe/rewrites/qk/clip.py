@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import nn
@@ -41,17 +41,12 @@ class QKClip(Rewrite):
         limit: largest logit that is left; 50 as NP401 has it.
     """
 
-    name: ClassVar[str] = "QKClip"
+    usual = Effect.CALIBRATED
     limit: float = 50.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.limit) and self.limit > 0):
             raise RewriteError("QKClip cannot be made", expected="a finite limit > 0", found=repr(self.limit))
-
-    @property
-    def effect(self) -> Effect:
-        """Calibrated."""
-        return Effect.CALIBRATED
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, WeightSite
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.reparametrise.forms import NormedRows, StandardisedRows
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -28,7 +28,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class Reparametrise(Rewrite):
+class Reparametrise(ChosenRewrite):
     """Linear and convolution weights are computed at every forward from parameters of which the scale is one's own.
 
     "weight_norm", g · v / ‖v‖ for each output, is exact (Salimans & Kingma 2016). "weight_standardization" takes the
@@ -42,17 +42,15 @@ class Reparametrise(Rewrite):
         only: a pattern of parameter names, or several; None for all readers, writers and inner weights of branches.
     """
 
-    name: ClassVar[str] = "Reparametrise"
     kind: Kind = "weight_norm"
     eps: float = 1e-4
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or not 0 < self.eps < 1:
             expected = f"kind: {' | '.join(get_args(Kind))}, 0 < eps < 1"
             found = f"kind {self.kind!r}, eps {self.eps!r}"
             raise RewriteError("Reparametrise cannot be made", expected=expected, found=found)
-        object.__setattr__(self, "only", choice(self.only))
+        super().__post_init__()
 
     @property
     def effect(self) -> Effect:
@@ -68,8 +66,7 @@ class Reparametrise(Rewrite):
         """One site for every chosen weight."""
         wanted = [site for site in survey.anatomy.weights if site.kind != "embedding" and self._meant(site)]
         found = [_site(survey, site, self.kind) for site in wanted]
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def _meant(self, site: WeightSite) -> bool:
         if self.only is None:

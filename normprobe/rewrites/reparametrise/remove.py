@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,13 @@ from torch.nn.utils import parametrize
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, Reparametrization
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import choice, chosen
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.edits import chosen
 
 
 @final
 @dataclass(frozen=True)
-class PlainWeights(Rewrite):
+class PlainWeights(ChosenRewrite):
     """Weight norm, spectral norm and weight standardisation go: each weight is stored as it is computed.
 
     Exact, and the forward is spared the computation. Training goes on differently from there, and an optimiser has to
@@ -29,16 +29,7 @@ class PlainWeights(Rewrite):
         only: a pattern of paths of modules, or several; None for all.
     """
 
-    name: ClassVar[str] = "PlainWeights"
-    only: str | tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "only", choice(self.only))
-
-    @property
-    def effect(self) -> Effect:
-        """Exact."""
-        return Effect.EXACT
+    usual = Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

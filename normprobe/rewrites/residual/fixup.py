@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -59,18 +59,13 @@ class Fixup(Rewrite):
         seed: of the drawn values.
     """
 
-    name: ClassVar[str] = "Fixup"
+    usual = Effect.BREAKING
     variant: Variant = "fixup"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.variant not in ("fixup", "t_fixup"):
             raise RewriteError("Fixup cannot be made", expected="variant: fixup | t_fixup", found=repr(self.variant))
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
 
     def describe(self) -> str:
         """What it does, in one line."""

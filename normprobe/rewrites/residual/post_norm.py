@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from torch import nn
 
@@ -42,13 +42,8 @@ class ToPostNorm(Rewrite):
         deepnorm: whether the trunk is multiplied by DeepNorm's α before each sum.
     """
 
-    name: ClassVar[str] = "ToPostNorm"
+    usual = Effect.BREAKING
     deepnorm: bool = False
-
-    @property
-    def effect(self) -> Effect:
-        """Breaking."""
-        return Effect.BREAKING
 
     def describe(self) -> str:
         """What it does, in one line."""

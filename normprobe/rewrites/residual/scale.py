@@ -14,10 +14,10 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, Branch, Stream
 from normprobe.rewrites.at_add import Link, link
 from normprobe.rewrites.at_boundary import AtOutput
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.deepnorm import depth, scales
-from normprobe.rewrites.edits import bytes_of, choice, chosen, set_values
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.residual.absorb import absorbing
 from normprobe.rewrites.swap import has_layer, lay
 from normprobe.rewrites.swap import why_not as class_stays
@@ -52,7 +52,7 @@ class _Detail:
 
 @final
 @dataclass(frozen=True)
-class ScaleResidual(Rewrite):
+class ScaleResidual(ChosenRewrite):
     """A factor on every branch before it is added, or with "deepnorm" on the trunk that it is added to.
 
     Exact where the factor goes into the weights that write, which are divided by it: the model computes what it did,
@@ -69,11 +69,9 @@ class ScaleResidual(Rewrite):
         only: a pattern of paths of branches, or several; None for all.
     """
 
-    name: ClassVar[str] = "ScaleResidual"
     kind: Kind = "layerscale"
     value: float | None = None
     preserve: bool = True
-    only: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -81,7 +79,7 @@ class ScaleResidual(Rewrite):
             raise RewriteError("ScaleResidual cannot be made", expected=expected, found=repr(self.kind))
         if self.value is not None and not abs(self.value) < 1e6:
             raise RewriteError("ScaleResidual cannot be made", expected="a finite value", found=repr(self.value))
-        object.__setattr__(self, "only", choice(self.only))
+        super().__post_init__()
 
     @property
     def effect(self) -> Effect:
@@ -99,8 +97,7 @@ class ScaleResidual(Rewrite):
     def sites(self, survey: Survey) -> Sites:
         """One site for every branch."""
         found = list(self._all(survey, Boundaries(survey)))
-        sites = tuple(each for each in found if isinstance(each, Site))
-        return Sites(sites, tuple(each for each in found if isinstance(each, Refusal)))
+        return Sites.of(found)
 
     def _all(self, survey: Survey, boundaries: Boundaries) -> Iterator[Site | Refusal]:
         writers, trunks = absorbing(survey.anatomy), scales(survey.anatomy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ClassVar, final, get_args
+from typing import final, get_args
 
 import torch
 from torch import nn
@@ -44,7 +44,6 @@ class ToRMSNorm(Rewrite):
         exact: False swaps the norms alone, which changes what the model computes by what the means were.
     """
 
-    name: ClassVar[str] = "ToRMSNorm"
     exact: bool = True
     tied: Tied = "entry"
 
