@@ -84,7 +84,8 @@ def test_the_model_is_probed_again_as_the_report_was_made(
 class Harmful(UpcastNorms):
     """Upcasts the norms, and moves their eps out of the root."""
 
-    effect = Effect.BREAKING
+    name = "UpcastNorms"
+    usual = Effect.BREAKING
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         super().change(model, site, undo)
@@ -107,6 +108,8 @@ def test_what_raises_another_finding_is_taken_back(monkeypatch: pytest.MonkeyPat
 @dataclass(frozen=True)
 class Idle(UpcastNorms):
     """Finds its sites and does nothing to them."""
+
+    name = "UpcastNorms"
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         module_at(model, site.path).note = "visited"

@@ -134,7 +134,7 @@ class Rewrite(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the rewrite as its class."""
         super().__init_subclass__(**kwargs)
-        cls.name = cls.__name__
+        cls.name = cls.__dict__.get("name", cls.__name__)
 
     @property
     def effect(self) -> Effect:
