@@ -57,16 +57,29 @@ def training_loss_of(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossF
     return (first - noise).square().mean(), _FROM_NOISE
 
 
+def told_loss(output: Any, inputs: Inputs, anatomy: Anatomy) -> tuple[float, str] | None:
+    """The loss that labels or tokens of the inputs imply, with its name; no gradients are needed. None without them."""
+    found = _told(output, inputs, anatomy, learns=False)
+    return None if found is None else (float(found[0].detach()), found[1])
+
+
 def _known(output: Any, inputs: Inputs, anatomy: Anatomy, given: LossFunction | None) -> tuple[Tensor, str] | None:
-    """A loss that someone chose, or that follows from tokens."""
+    """A loss that someone chose, or that follows from labels or tokens."""
     if given is not None:
         return _scalar(given(output, inputs)), "given"
+    return _told(output, inputs, anatomy, learns=True)
+
+
+def _told(output: Any, inputs: Inputs, anatomy: Anatomy, learns: bool) -> tuple[Tensor, str] | None:
+    """The loss that follows from labels or tokens; where it `learns`, one that depends on a parameter."""
     own = dict(named_tensors(output)).get("loss")
-    if own is not None and own.numel() == 1 and own.requires_grad:
+    if own is not None and own.numel() == 1 and (own.requires_grad or not learns):
         return own.sum(), "the model's own"
     logits = _logits(output, anatomy)
+    if logits is None or (learns and not logits.requires_grad):
+        return None
     ids = _token_ids(inputs)
-    if logits is not None and ids is not None and _fit(logits, ids):
+    if ids is not None and _fit(logits, ids):
         same = _sees_all(anatomy)
         return _of_tokens(logits, ids, inputs, 0 if same else 1), _SAME if same else _NEXT
     return None
@@ -103,7 +116,7 @@ def _logits(output: Any, anatomy: Anatomy) -> Tensor | None:
     """The output's logits [B, T, V]; where they have no name, the first output if it comes from a head."""
     named = dict(named_tensors(output)).get("logits")
     found = named if named is not None else next(iter(floats(output)), None)
-    if found is None or found.dim() != 3 or not found.requires_grad:
+    if found is None or found.dim() != 3:
         return None
     return found if found is named or anatomy.head is not None else None
 

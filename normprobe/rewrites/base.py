@@ -174,6 +174,10 @@ class Rewrite(ABC):
             RewriteError: one is not.
         """
 
+    def told(self, model: nn.Module, sites: tuple[Site, ...], anatomy: Anatomy) -> tuple[str, ...]:
+        """What is known of the changed model now and is worth a line each; nothing by default."""
+        return ()
+
     def to_dict(self) -> dict[str, Any]:
         """The rewrite as plain values, for `load`."""
         return {"rewrite": self.name, **dataclasses.asdict(self)}

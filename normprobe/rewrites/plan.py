@@ -33,7 +33,7 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
     survey = Survey.of(model, inputs)
     steps = [(rewrite, rewrite.sites(survey)) for rewrite in rewrites]
     _check_conflicts(steps)
-    return Plan(model, inputs, steps)
+    return Plan(survey, steps)
 
 
 def _check_conflicts(steps: Sequence[tuple[Rewrite, Sites]]) -> None:
@@ -79,10 +79,12 @@ class Plan:
         proof: what `apply` did to the outputs; None before it, and for a model without weights (meta device).
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, steps: Sequence[tuple[Rewrite, Sites]]) -> None:
-        self._model, self._inputs, self._undo = model, inputs, ExitStack()
+    def __init__(self, survey: Survey, steps: Sequence[tuple[Rewrite, Sites]]) -> None:
+        self._model, self._inputs, self._anatomy = survey.model, survey.inputs, survey.anatomy
+        self._undo = ExitStack()
         self.steps = tuple(steps)
-        self._fused = fused_around(model, tuple(site for _, found in self.steps for site in found.sites))
+        self._fused = fused_around(self._model, tuple(site for _, found in self.steps for site in found.sites))
+        self._told: list[str] = []
         self.state: State = "planned"
         self.proof: Proof | None = None
 
@@ -105,12 +107,12 @@ class Plan:
             raise RewriteError("the plan is applied already", hint="call undo() first")
         self._check_counts()
         weightless = any(p.is_meta for p in self._model.parameters())
-        baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect)
+        baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy)
         with ExitStack() as undo:
             self._change(undo)
             for rewrite, found in self.steps:
                 rewrite.fit(self._model, found.sites, self._inputs)
-            self._confirm()
+            told = self._confirm()
             self.proof = baseline.compare(self._model, self._inputs) if baseline else None
             if self.proof is not None and self.proof.holds is False:
                 raise RewriteError(
@@ -119,7 +121,7 @@ class Plan:
                     found=f"max |Δ| {self.proof.max_abs:.3g}",
                 )
             self._undo = undo.pop_all()
-        self.state = "applied"
+        self.state, self._told = "applied", told
         return self
 
     def undo(self) -> None:
@@ -169,10 +171,13 @@ class Plan:
                     ) from error
                 done += 1
 
-    def _confirm(self) -> None:
+    def _confirm(self) -> list[str]:
+        """Every site is as promised; what the rewrites tell of the changed model."""
         anatomy = Survey.of(self._model, self._inputs).anatomy
         for rewrite, found in self.steps:
             rewrite.confirm(found.sites, anatomy)
+        steps = ((rewrite, found.sites) for rewrite, found in self.steps)
+        return [line for rewrite, sites in steps for line in rewrite.told(self._model, sites, anatomy)]
 
     def _names(self) -> str:
         return ", ".join(rewrite.name for rewrite, _ in self.steps)
@@ -185,6 +190,7 @@ class Plan:
             rows.append("parameters are added: an optimiser made before does not hold them")
         if self._fused:
             rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
+        rows += [f"now: {line}" for line in self._told if self.state == "applied"]
         memory = sum(site.undo_bytes for _, found in self.steps for site in found.sites)
         rows.append(f"undo holds {_count(memory, 'byte')}")
         if self.proof is not None:

@@ -16,8 +16,9 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import RewriteError
+from normprobe.measures.loss import told_loss
 from normprobe.norms.rebuild import rebuild
-from normprobe.records import Record
+from normprobe.records import Anatomy, Record
 from normprobe.rewrites.base import Effect
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
@@ -35,6 +36,9 @@ class Proof(Record):
         kl: mean over tokens of KL(before ‖ after) in nats; None where the first output is no logits over a vocabulary.
         agreement: share of tokens with the same most likely next token; None as above.
         tokens: number of tokens behind `kl` and `agreement`.
+        loss: what the losses are; None where the inputs hold neither labels nor the tokens of logits.
+        loss_before: of the original model, in nats.
+        loss_after: of the rewritten model.
         rounding_before: max distance to the outputs of the original model in the next wider dtype.
         rounding_after: the same of the rewritten model.
         tolerance: largest `max_abs` that rounding explains; None where none could be derived or none applies.
@@ -48,6 +52,9 @@ class Proof(Record):
     kl: float | None = None
     agreement: float | None = None
     tokens: int = 0
+    loss: str | None = None
+    loss_before: float | None = None
+    loss_after: float | None = None
     rounding_before: float | None = None
     rounding_after: float | None = None
     tolerance: float | None = None
@@ -58,6 +65,8 @@ class Proof(Record):
         text = f"max |Δ| {self.max_abs:.3g} ({self.max_rel:.3g} of the largest output, {self.dtype})"
         if self.kl is not None and self.agreement is not None:
             text += f", KL {self.kl:.3g} nat, same next token {self.agreement:.1%} of {self.tokens}"
+        if self.loss is not None:
+            text += f", loss {self.loss_before:.4g} -> {self.loss_after:.4g} ({self.loss})"
         if self.tolerance is None:
             return f"{text}; no tolerance: {self.tolerance_source}"
         verdict = "within" if self.holds else "beyond"
@@ -65,32 +74,57 @@ class Proof(Record):
 
 
 @dataclass(frozen=True)
+class _Ran:
+    """What one forward gave: its floating tensors, and its loss with the name of that."""
+
+    outputs: list[Tensor]
+    loss: tuple[float, str] | None
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> _Ran:
+        with untouched(model) as keeper, torch.no_grad():
+            with keeper.mode():
+                output = invoke(model, inputs)
+            floating = [t for _, t in named_tensors(output) if t.is_floating_point()]
+            found = [t.detach().clone() for t in floating if t.numel()]
+            loss = told_loss(output, inputs, anatomy)
+        if found:
+            return cls(found, loss)
+        raise RewriteError(
+            f"nothing to prove: {type(model).__name__} returns no floating tensor",
+            expected="at least one floating tensor among the outputs",
+            hint="pass the part of the model that returns one, or plan without proof",
+        )
+
+
+@dataclass(frozen=True)
 class Baseline:
     """The outputs of the model before a rewrite, and those of a copy in the next wider dtype where one was made."""
 
-    outputs: list[Tensor]
-    wide: list[Tensor] | None
-    why_not_wide: str
-    ids: tuple[tuple[int, ...], ...]
+    ran: _Ran
+    anatomy: Anatomy
+    wide: list[Tensor] | None = None
+    why_not_wide: str = ""
     widest: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs, effect: Effect) -> Baseline:
-        """Run `model`; for an exact rewrite also a copy of it in the next wider dtype, which needs that memory."""
-        outputs = _outputs(model, inputs)
-        integers = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and not t.dtype.is_floating_point]
-        ids = tuple(tuple(t.shape) for t in integers)
+    def of(cls, model: nn.Module, inputs: Inputs, effect: Effect, anatomy: Anatomy) -> Baseline:
+        """Run `model`; for an exact rewrite also a copy of it in the next wider dtype, which needs that memory.
+
+        `anatomy` of the original model says which loss its outputs have.
+        """
+        ran = _Ran.of(model, inputs, anatomy)
         if effect is not Effect.EXACT:
-            return cls(outputs, None, f"a {effect.value} rewrite changes the outputs on purpose", ids)
-        if all(t.dtype is torch.float64 for t in outputs):
-            return cls(outputs, None, "", ids, widest=True)
+            return cls(ran, anatomy, why_not_wide=f"a {effect.value} rewrite changes the outputs on purpose")
+        if all(t.dtype is torch.float64 for t in ran.outputs):
+            return cls(ran, anatomy, widest=True)
         try:
-            wide = _wide_outputs(model, inputs)
+            wide = _wide_outputs(model, inputs, anatomy)
         except Exception as error:  # a foreign model may refuse another dtype in any way; the reason is shown
-            return cls(outputs, None, f"no wider copy runs: {type(error).__name__}: {error}", ids)
-        if not _alike(wide, outputs):
-            return cls(outputs, None, "a wider copy returns other shapes", ids)
-        return cls(outputs, wide, "", ids)
+            return cls(ran, anatomy, why_not_wide=f"no wider copy runs: {type(error).__name__}: {error}")
+        if not _alike(wide, ran.outputs):
+            return cls(ran, anatomy, why_not_wide="a wider copy returns other shapes")
+        return cls(ran, anatomy, wide)
 
     def compare(self, model: nn.Module, inputs: Inputs) -> Proof:
         """Run the rewritten model and compare.
@@ -98,27 +132,28 @@ class Baseline:
         Raises:
             RewriteError: it returns other tensors than before.
         """
-        after = _outputs(model, inputs)
-        if not _alike(after, self.outputs):
+        ran, before = _Ran.of(model, inputs, self.anatomy), self.ran.outputs
+        if not _alike(ran.outputs, before):
             raise RewriteError(
                 "the rewritten model returns other tensors",
-                expected=", ".join(str(tuple(t.shape)) for t in self.outputs),
-                found=", ".join(str(tuple(t.shape)) for t in after),
+                expected=", ".join(str(tuple(t.shape)) for t in before),
+                found=", ".join(str(tuple(t.shape)) for t in ran.outputs),
             )
-        change, largest = _distance(after, self.outputs), _distance(self.outputs, None)
-        facts = self._rounding(after) | self._tolerance(change, largest)
+        change, largest = _distance(ran.outputs, before), _distance(before, None)
+        facts = self._rounding(ran.outputs) | self._tolerance(change, largest) | _losses(self.ran, ran)
+        integers = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and not t.dtype.is_floating_point]
         return Proof(
-            dtype=str(self.outputs[0].dtype)[6:],
+            dtype=str(before[0].dtype)[6:],
             max_abs=change,
             max_rel=0.0 if change == 0 else change / largest if 0 < largest < _INFINITE else _INFINITE,
             **facts,
-            **next_tokens(self.outputs[0], after[0], self.ids),
+            **next_tokens(before[0], ran.outputs[0], tuple(tuple(t.shape) for t in integers)),
         )
 
     def _rounding(self, after: list[Tensor]) -> dict[str, Any]:
         if self.wide is None:
             return {}
-        before = _distance(self.outputs, self.wide)
+        before = _distance(self.ran.outputs, self.wide)
         return {"rounding_before": before, "rounding_after": _distance(after, self.wide)}
 
     def _tolerance(self, change: float, largest: float) -> dict[str, Any]:
@@ -128,7 +163,7 @@ class Baseline:
         elif self.wide is None:
             return {"tolerance_source": self.why_not_wide}
         else:
-            tolerance = 2 * _distance(self.outputs, self.wide)
+            tolerance = 2 * _distance(self.ran.outputs, self.wide)
             dtype = str(self.wide[0].dtype)[6:]
             source = f"twice the original's own distance to a {dtype} copy of it on these inputs"
         if not tolerance < _INFINITE:
@@ -136,22 +171,13 @@ class Baseline:
         return {"tolerance": tolerance, "tolerance_source": source, "holds": change <= tolerance}
 
 
-def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    with untouched(model) as keeper, torch.no_grad():
-        with keeper.mode():
-            output = invoke(model, inputs)
-        floating = [t for _, t in named_tensors(output) if t.is_floating_point()]
-        found = [t.detach().clone() for t in floating if t.numel()]
-    if not found:
-        raise RewriteError(
-            f"nothing to prove: {type(model).__name__} returns no floating tensor",
-            expected="at least one floating tensor among the outputs",
-            hint="pass the part of the model that returns one, or plan without proof",
-        )
-    return found
+def _losses(before: _Ran, after: _Ran) -> dict[str, Any]:
+    if before.loss is None or after.loss is None:
+        return {}
+    return {"loss": before.loss[1], "loss_before": before.loss[0], "loss_after": after.loss[0]}
 
 
-def _wide_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> list[Tensor]:
     """Outputs of a copy in the next wider dtype."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     devices = {p.device for p in model.parameters()}
@@ -159,7 +185,7 @@ def _wide_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
         raise ValueError(f"parameters of dtypes {sorted(map(str, dtypes))} on {len(devices)} devices")
     wide = torch.float64 if torch.float32 in dtypes else torch.float32
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
-    return _outputs(rebuild(model, wide, devices.pop(), {}), moved)
+    return _Ran.of(rebuild(model, wide, devices.pop(), {}), moved, anatomy).outputs
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:

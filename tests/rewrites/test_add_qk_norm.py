@@ -162,6 +162,39 @@ def test_kinds_and_axes_are_read_as_they_were_asked_for(kind: Any, axis: Any) ->
         assert (site.qk_norm.kind, site.qk_norm.axis) == (kind, axis)
 
 
+def bounds(plan: Plan) -> list[float]:
+    lines = [line for line in str(plan).splitlines() if line.startswith("now: ")]
+    return [float(line.split("|logit| <= ")[1].split(",")[0]) for line in lines]
+
+
+@pytest.mark.parametrize("start", ["unit", "calibrated"])
+@pytest.mark.parametrize(("kind", "axis"), [("layernorm", "head"), ("l2norm", "head"), ("rmsnorm", "full")])
+def test_no_logit_exceeds_the_bound_that_the_gains_imply(kind: Any, axis: Any, start: Any) -> None:
+    model = built("Llama")
+    plan = applied(model, kind=kind, axis=axis, start=start)
+    measured = normprobe.probe(model, {"input_ids": IDS}, exact=True).attention
+    for site, bound in zip(measured, bounds(plan), strict=True):
+        largest = max(head.sampled_max for head in site.heads)
+        assert bound / (40 if axis == "full" else 4) < largest <= bound * 1.001
+    plan.undo()
+    assert not bounds(plan)
+
+
+@pytest.mark.parametrize(("kind", "keys", "most"), [("GPT2", [1, 1, 2, 4], 12), ("Llama", [1, 2], 10)])
+def test_the_bound_is_that_of_the_longest_query_and_key_which_may_meet(
+    kind: str, keys: list[int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths are √d · gain, the factor 1 / √d: |logit| <= √d · g_q · g_k. Where heads share keys, any two may meet."""
+    gains = {"q": [1, 5, 2, 3], "k": keys}
+
+    def fit(self: AddQKNorm, model: nn.Module, sites: Any, inputs: Any) -> None:
+        for name, norm in ((name, p) for name, p in model.named_parameters() if "_norm.weight" in name):
+            norm.data.copy_(torch.tensor(gains[name.rpartition(".")[0][-6]]).unsqueeze(-1).expand(-1, 8))
+
+    monkeypatch.setattr(AddQKNorm, "fit", fit)
+    assert bounds(applied(built(kind))) == pytest.approx([8**0.5 * most] * 2, rel=1e-3)
+
+
 def test_the_l2_norm_starts_at_unit_rms_and_learns_one_length_a_head() -> None:
     one, other = built("Llama"), built("Llama")
     applied(one, kind="l2norm", eps=1e-12)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from normprobe.errors import RewriteError
@@ -112,6 +113,25 @@ def test_the_proof_has_the_closed_form_of_a_uniform_change() -> None:
     p, q = logits.softmax(-1), (2 * logits).softmax(-1)
     assert proof.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
     assert (proof.agreement, proof.tokens, proof.holds) == (1.0, inputs.numel(), None)
+    wanted = [F.cross_entropy(z[:, :-1].flatten(0, 1), inputs[:, 1:].flatten()) for z in (logits, 2 * logits)]
+    assert proof.loss == "cross-entropy of the next token"
+    assert [proof.loss_before, proof.loss_after] == pytest.approx([float(each) for each in wanted], rel=1e-5)
+    assert f"loss {wanted[0]:.4g} -> {wanted[1]:.4g} (cross-entropy of the next token)" in str(proof)
+
+
+def test_the_loss_of_a_proof_is_the_model_s_own_where_labels_are_given_and_none_without_tokens() -> None:
+    model, inputs = llama()
+    labels = inputs["input_ids"].flip(1)
+    proof = make_plan(model, [ScaleResidual("constant", 0.5, preserve=False)], {**inputs, "labels": labels})
+    before = float(model(**inputs, labels=labels).loss.detach())
+    found = proof.apply().proof
+    assert found is not None
+    assert (found.loss, found.loss_before) == ("the model's own", pytest.approx(before, rel=1e-6))
+    assert found.loss_after == pytest.approx(float(model(**inputs, labels=labels).loss.detach()), rel=1e-6)
+    encoder, x = torch_encoder(True, True)
+    bare = make_plan(encoder, [ScaleResidual("constant", 0.5, preserve=False)], x).apply().proof
+    assert bare is not None
+    assert (bare.loss, bare.loss_before, bare.loss_after) == (None, None, None)
 
 
 def test_an_original_that_is_not_finite_has_no_tolerance() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
+from normprobe.records import Anatomy
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.proof import Baseline
 from tests.trace import Snapshot
@@ -38,7 +39,7 @@ def test_no_change_is_proven_to_be_none() -> None:
     torch.manual_seed(0)
     model, inputs = Writes(), (torch.randn(3, 4), [torch.ones(1)])
     before = Snapshot(model, inputs)
-    baseline = Baseline.of(model, inputs, Effect.EXACT)
+    baseline = Baseline.of(model, inputs, Effect.EXACT, Anatomy())
     proof = baseline.compare(model, inputs)
     assert (proof.max_abs, proof.holds) == (0.0, True)
     assert proof.rounding_before is not None
@@ -50,7 +51,7 @@ def test_no_change_is_proven_to_be_none() -> None:
 def test_a_change_is_not_hidden(factor: float) -> None:
     torch.manual_seed(0)
     model, inputs = Writes(), (torch.randn(3, 4), [])
-    baseline = Baseline.of(model, inputs, Effect.EXACT)
+    baseline = Baseline.of(model, inputs, Effect.EXACT, Anatomy())
     with torch.no_grad():
         model.linear.weight *= factor
     assert baseline.compare(model, inputs).holds is False
@@ -62,4 +63,4 @@ def test_nothing_to_prove() -> None:
             return Output(None)
 
     with pytest.raises(RewriteError, match="nothing to prove: Empty returns no floating tensor"):
-        Baseline.of(Empty(), torch.ones(1), Effect.EXACT)
+        Baseline.of(Empty(), torch.ones(1), Effect.EXACT, Anatomy())

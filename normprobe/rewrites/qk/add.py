@@ -15,6 +15,7 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, AttentionSite, HeadRows
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.edits import chosen
+from normprobe.rewrites.qk.bound import in_words, logit_bound
 from normprobe.rewrites.qk.calibrate import distil, head_rms
 from normprobe.rewrites.qk.fitness import projection, why_not
 from normprobe.rewrites.qk.modules import HeadNorm, Kind, NormedHeads
@@ -28,11 +29,13 @@ _NAMES = {"q": "q_norm", "k": "k_norm"}
 
 @dataclass(frozen=True)
 class Added:
-    """One norm behind one projection: `rows` are the output features of each row that it norms."""
+    """One norm behind one projection: `rows` are the output features of each row that it norms, `heads` the row of each
+    head of the attention."""
 
     attention: str
     part: Literal["q", "k"]
     rows: tuple[tuple[int, ...], ...]
+    heads: tuple[int, ...]
 
 
 @final
@@ -104,8 +107,12 @@ class AddQKNorm(ChosenRewrite):
     def _added(self, attention: AttentionSite) -> Iterator[Added]:
         parts: tuple[Literal["q", "k"], ...] = ("q", "k")
         for part in parts:
-            rows = _rows(attention.columns[part])
-            yield Added(attention.path, part, rows if self.axis == "head" else (tuple(i for row in rows for i in row),))
+            heads = _features(attention.columns[part])
+            rows = tuple(dict.fromkeys(heads))  # heads that share rows once
+            if self.axis == "head":
+                yield Added(attention.path, part, rows, tuple(rows.index(head) for head in heads))
+            else:
+                yield Added(attention.path, part, (tuple(i for row in rows for i in row),), (0,) * len(heads))
 
     def _site(self, path: str, added: tuple[Added, ...]) -> Site:
         told = ", ".join(f"{len(each.rows)} {each.part}" for each in added)
@@ -151,6 +158,22 @@ class AddQKNorm(ChosenRewrite):
                     f"AddQKNorm did not take hold at {path}", expected="norms on queries and keys", found=repr(found)
                 )
 
+    def told(self, model: nn.Module, sites: tuple[Site, ...], anatomy: Anatomy) -> tuple[str, ...]:
+        """The bound on the logits of every attention site that the gains imply."""
+        if any(p.is_meta for p in model.parameters()):
+            return ()
+        added: dict[str, dict[str, tuple[HeadNorm, tuple[int, ...]]]] = {}
+        for site in sites:
+            for each in site.detail:
+                added.setdefault(each.attention, {})[each.part] = (_norm_at(model, site.path, each), each.heads)
+        lines = []
+        for attention in (found for found in anatomy.attention if found.path in added):
+            (query, q_heads), (key, k_heads) = added[attention.path]["q"], added[attention.path]["k"]
+            scale = attention.scale
+            bound = None if scale is None else logit_bound(query, key, (q_heads, k_heads), scale)
+            lines.append(in_words(attention, bound))
+        return tuple(lines)
+
 
 def _norm_at(model: nn.Module, path: str, added: Added) -> HeadNorm:
     norm = module_at(model, full_name(path, _NAMES[added.part]))
@@ -158,7 +181,6 @@ def _norm_at(model: nn.Module, path: str, added: Added) -> HeadNorm:
     return norm
 
 
-def _rows(columns: HeadRows) -> tuple[tuple[int, ...], ...]:
-    """The output features of each head, heads that share rows once."""
-    heads = [tuple(i for start, stop in spans for i in range(start, stop)) for spans in columns.heads]
-    return tuple(dict.fromkeys(heads))
+def _features(columns: HeadRows) -> list[tuple[int, ...]]:
+    """The output features of each head."""
+    return [tuple(i for start, stop in spans for i in range(start, stop)) for spans in columns.heads]

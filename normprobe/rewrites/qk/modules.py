@@ -42,6 +42,11 @@ class HeadNorm(nn.Module):
         gain = rms * self.features**0.5 if self.kind == "l2norm" else rms
         self.weight.copy_(gain.unsqueeze(-1).expand(self.weight.shape) if self.weight.dim() > 1 else gain.median())
 
+    def longest(self) -> Tensor:
+        """L2 norm that no row of each head exceeds, in float64: (H,), (1,) where one gain serves all heads."""
+        gain = self.weight.detach().double().abs().reshape(-1, self.weight.shape[-1]).amax(-1)
+        return gain if self.kind == "l2norm" else gain * self.features**0.5
+
     def forward(self, x: Tensor) -> Tensor:
         """As the class says."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
