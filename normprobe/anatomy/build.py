@@ -175,7 +175,7 @@ def _streams(
     following = [parted(flow, one, other) for one, other in pairwise(chains)]
     for i, chain in enumerate(chains):
         foreign = frozenset[int]().union(*crossing[:i], *crossing[i + 1 :])
-        way = way_behind(flow, HeadWay(head, behind, foreign), chain[-1].step.id)
+        way = way_behind(flow, HeadWay(head, behind, foreign), [write.step.id for write in chain])
         alone = not any(linked(flow, chain, other) for other in chains)
         read = read_stream(flow, chain, attention, norms, model, way, trunks, alone)
         unskipped = following[i] if i < len(following) else ()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import normprobe
 from normprobe.records import RawEnd
+from tests import models
 from tests.anatomy.reading import anatomy_of, only_stream
 
 WIDTH = 8
@@ -282,3 +283,23 @@ class Classifier(nn.Module):
 def test_a_head_that_reads_a_pool_alone_is_told(way: Callable[[Tensor], Tensor], pooled: bool) -> None:
     stream = only_stream(anatomy_of(Classifier(way), torch.randn(2, 4, WIDTH)))
     assert stream.raw_end == RawEnd(reader="head", pooled=pooled)
+
+
+class Two(nn.Module):
+    """Two networks side by side; the second one's final norm is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, _ = models.decoder("pre", layers=3)
+        self.second, _ = models.decoder("pre", layers=3, final=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), self.second(x)
+
+
+def test_a_network_that_the_first_output_does_not_hang_on_is_judged_by_its_own() -> None:
+    first, second = anatomy_of(Two(), models.decoder("pre", layers=3)[1]).streams
+    assert first.final_norm == "first.final"
+    assert (second.needs_final_norm, second.final_norm) == (True, None)
+    assert second.raw_end is not None
+    assert second.raw_end.reader == "second.head"

@@ -165,15 +165,15 @@ def steps_behind(flow: Flow, value: int) -> frozenset[int]:
     return found
 
 
-def way_behind(flow: Flow, head: HeadWay, write: int) -> HeadWay:
-    """The way to the head; where that was not computed from the step `write`, the way to the first returned signal
-    that was."""
-    if write in head.ancestors:
+def way_behind(flow: Flow, head: HeadWay, writes: Sequence[int]) -> HeadWay:
+    """The way to the head; where that was not computed from the last of the steps `writes`, the way to the first
+    returned signal that was."""
+    if writes[-1] in head.ancestors:
         return head
     for value in _returned(flow):
         ancestors = steps_behind(flow, value)
-        if write in ancestors:
-            return HeadWay(value, ancestors, head.foreign, later=True)
+        if writes[-1] in ancestors:
+            return HeadWay(value, ancestors, head.foreign, later=any(write in head.ancestors for write in writes))
     return head
 
 
