@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from normprobe.checks.configuration import load_settings
     from normprobe.diffing.run import diff
     from normprobe.mending import Mending, mend, plan, rewrite
-    from normprobe.optimising import AdaptiveClipping, decay_groups
+    from normprobe.optimising import AdaptiveClipping, decay_groups, parameter_groups
     from normprobe.probing import probe
     from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         FreezeBatchNorm,
         FuseNorms,
         Initialise,
+        MuP,
         PlainWeights,
         Plan,
         Proof,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         UpcastNorms,
     )
     from normprobe.sweeping.check import coordinate_check
-    from normprobe.sweeping.mup import parameter_groups
 
 __all__ = [
     "AdaptiveClipping",
@@ -58,6 +58,7 @@ __all__ = [
     "FuseNorms",
     "Initialise",
     "Mending",
+    "MuP",
     "PlainWeights",
     "Plan",
     "Proof",
@@ -102,6 +103,7 @@ _HOMES = {
             "FreezeBatchNorm",
             "FuseNorms",
             "Initialise",
+            "MuP",
             "PlainWeights",
             "Plan",
             "Proof",
@@ -122,8 +124,7 @@ _HOMES = {
         "normprobe.rewrites",
     ),
     "coordinate_check": "normprobe.sweeping.check",
-    "parameter_groups": "normprobe.sweeping.mup",
-    **dict.fromkeys(("AdaptiveClipping", "decay_groups"), "normprobe.optimising"),
+    **dict.fromkeys(("AdaptiveClipping", "decay_groups", "parameter_groups"), "normprobe.optimising"),
     "diff": "normprobe.diffing.run",
     "DiffReport": "normprobe.report.diffs.report",
     "load_settings": "normprobe.checks.configuration",

@@ -27,6 +27,7 @@ from normprobe.report.wording import number
 if TYPE_CHECKING:
     from normprobe.records.sweep import Axis, LearningRates, Sweep, SweepReport
 
+_OPTIMIZERS = {"adam": "Adam", "sgd": "SGD"}
 _TITLES = {"standard": "standard parametrisation", "mup": "muP (normprobe's parameter groups)"}
 _STYLES = {
     "growing": "bold red",
@@ -160,9 +161,8 @@ def _factory(target: str, axis: Axis, seed: int, trust_remote_code: bool) -> tup
 
 def _parts(found: SweepReport) -> Iterator[RenderableType]:
     sizes = ", ".join(map(str, found.sizes))
-    yield Text(
-        f"{found.axis}s {sizes}; {found.steps} steps of Adam, learning rate {number(found.lr)}; loss: {found.loss}"
-    )
+    steps = f"{found.steps} steps of {_OPTIMIZERS[found.optimizer]}, learning rate {number(found.lr)}"
+    yield Text(f"{found.axis}s {sizes}; {steps}; loss: {found.loss}")
     for one in found.sweeps:
         yield Text("\n" + _TITLES[one.parametrisation], style="bold")
         yield _modules(one, found.axis)

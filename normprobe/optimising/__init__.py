@@ -1,6 +1,7 @@
-"""What an optimiser is given of a model: which parameters decay, and how far gradients may reach."""
+"""What an optimiser is given of a model: which parameters decay or learn how fast, how far gradients reach."""
 
 from normprobe.optimising.clipping import AdaptiveClipping
 from normprobe.optimising.groups import decay_groups
+from normprobe.optimising.mup import parameter_groups
 
-__all__ = ["AdaptiveClipping", "decay_groups"]
+__all__ = ["AdaptiveClipping", "decay_groups", "parameter_groups"]

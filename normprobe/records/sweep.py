@@ -8,6 +8,7 @@ from normprobe.records.base import Record
 from normprobe.records.report import Finding, Ignored, Skipped
 
 Axis = Literal["width", "depth"]
+Optimizer = Literal["adam", "sgd"]
 Parametrisation = Literal["standard", "mup"]
 ScaleVerdict = Literal["constant", "growing", "vanishing", "shrinking", "unknown"]
 SLOPE_LIMIT = 0.25  # choice: halfway to 1/2, the smallest exponent that theory knows
@@ -18,7 +19,8 @@ class ModuleScale(Record):
 
     Attributes:
         path: the module.
-        activation: RMS over all entries of its output after the steps, one number a size.
+        activation: RMS over all entries of its output after the steps, one number a size. A factor that `MuP` put on
+            queries is left out: it is part of the scale of attention.
         update: RMS of the change of that output since before the first step, on the same inputs.
         activation_slope, update_slope: least-squares slope of ln RMS against ln size; NaN where one is 0 or not finite.
         verdict: with the limit `SLOPE_LIMIT`, a choice: "growing" where either slope is above it; else "vanishing"
@@ -47,7 +49,7 @@ class LearningRates(Record):
 
 
 class Sweep(Record):
-    """The same model at several sizes under one parametrisation, after a few steps of Adam on one batch."""
+    """The same model at several sizes under one parametrisation, after a few steps on one batch."""
 
     parametrisation: Parametrisation
     modules: tuple[ModuleScale, ...]
@@ -60,12 +62,14 @@ class SweepReport(Record):
     Attributes:
         axis: what is varied.
         sizes: its values, ascending.
-        steps: optimiser steps, of Adam without weight decay, in eval mode, float32 or as the model is.
+        steps: optimiser steps, without weight decay, in eval mode, float32 or as the model is.
+        optimizer: what takes them: Adam, or SGD without momentum.
         lr: learning rate of the coordinate check, at the smallest size.
         loss: what the steps lower, by name.
         slope_limit: of the verdicts.
         seed: of initialisation and inputs.
-        sweeps: standard parametrisation, and for widths muP (Yang et al. 2022, table 3 and appendix D.1).
+        sweeps: standard parametrisation, and for widths muP (Yang et al. 2022, table 3 and appendix D.1); muP alone
+            where the models are in it already.
         notes: what could not be told, such as the role of a parameter.
         checks: codes of the checks that judged it; `findings`, `ignored` and `skipped` are what they said, as in a
             report.
@@ -74,6 +78,7 @@ class SweepReport(Record):
     axis: Axis
     sizes: tuple[int, ...]
     steps: int
+    optimizer: Optimizer = "adam"
     lr: float
     loss: str
     slope_limit: float = SLOPE_LIMIT

@@ -4,6 +4,7 @@ from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Surve
 from normprobe.rewrites.batchnorm import FoldBatchNorm, FreezeBatchNorm, ToGroupNorm, ToSyncBatchNorm
 from normprobe.rewrites.catalogue import ALL, find, load
 from normprobe.rewrites.initialise import Initialise
+from normprobe.rewrites.mup import MuP
 from normprobe.rewrites.norms.add_final import AddFinalNorm
 from normprobe.rewrites.norms.add_output import AddOutputNorms
 from normprobe.rewrites.norms.eps import SetEps
@@ -32,6 +33,7 @@ __all__ = [
     "FreezeBatchNorm",
     "FuseNorms",
     "Initialise",
+    "MuP",
     "PlainWeights",
     "Plan",
     "Proof",

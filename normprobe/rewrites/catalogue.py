@@ -10,6 +10,7 @@ from normprobe.errors import RewriteError
 from normprobe.rewrites.base import Rewrite
 from normprobe.rewrites.batchnorm import FoldBatchNorm, FreezeBatchNorm, ToGroupNorm, ToSyncBatchNorm
 from normprobe.rewrites.initialise import Initialise
+from normprobe.rewrites.mup import MuP
 from normprobe.rewrites.norms.add_final import AddFinalNorm
 from normprobe.rewrites.norms.add_output import AddOutputNorms
 from normprobe.rewrites.norms.eps import SetEps
@@ -41,6 +42,7 @@ ALL: tuple[type[Rewrite], ...] = (
     AddQKNorm,
     QKClip,
     Initialise,
+    MuP,
     Reparametrise,
     PlainWeights,
     FreezeBatchNorm,

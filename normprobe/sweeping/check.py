@@ -21,19 +21,22 @@ from normprobe.capture.recorder import record
 from normprobe.errors import NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
 from normprobe.measures.loss import LossFunction, training_loss_of
+from normprobe.optimising.mup import carried_places, check_optimizer, groups
 from normprobe.records import Anatomy, Settings
 from normprobe.records.sweep import (
     SLOPE_LIMIT,
     Axis,
     LearningRates,
     ModuleScale,
+    Optimizer,
     Parametrisation,
     ScaleVerdict,
     Sweep,
     SweepReport,
 )
-from normprobe.sweeping.mup import groups, initial_factors, rescale
-from normprobe.sweeping.roles import Place, places
+from normprobe.rewrites.mup import Place, carried
+from normprobe.sweeping.mup import initial_factors, rescale
+from normprobe.sweeping.roles import places
 from normprobe.sweeping.steps import Scale, scales, slope, train
 
 Progress = Callable[[str, int, int], None]
@@ -46,6 +49,7 @@ def coordinate_check(
     *,
     axis: Axis = "width",
     steps: int = 4,
+    optimizer: Optimizer = "adam",
     lr: float = 1e-3,
     lrs: Sequence[float] = (),
     loss: LossFunction | None = None,
@@ -56,8 +60,9 @@ def coordinate_check(
     """Train the same model at several widths for a few steps, and say which outputs grow or vanish with the width.
 
     Under standard parametrisation, and for widths under normprobe's muP parameter groups with the initial scales that
-    muP asks for, the smallest width being the base, where both are the same. Every run builds its model anew under
-    the seed and trains it on one batch with Adam.
+    muP asks for, the smallest width being the base, where both are the same. Models that `MuP` rewrote are trained
+    under muP alone, with the groups of the base that they carry. Every run builds its model anew under the seed and
+    trains it on one batch.
 
     Args:
         factory: `factory(width)` gives a module, or (module, inputs); without inputs its configuration must say what
@@ -65,6 +70,7 @@ def coordinate_check(
         widths: at least two, or depths with `axis="depth"`.
         axis: what the number is; for depths there is no muP.
         steps: optimiser steps.
+        optimizer: adam, or sgd without momentum.
         lr: learning rate at the smallest width.
         lrs: learning rates whose loss after the steps is compared at every width (μTransfer, Yang et al. 2022).
         loss: `loss(output, inputs)`; else that of `probe`, but where it takes the mean square of the first output the
@@ -74,22 +80,23 @@ def coordinate_check(
         progress: called as `progress(stage, done, total)`.
 
     Raises:
-        SettingError: fewer than two sizes, numbers that make no sense, an unknown check or limit.
+        SettingError: fewer than two sizes, numbers that make no sense, an unknown optimiser, check or limit; models
+            that `MuP` rewrote beside others.
     """
     sizes = tuple(sorted(set(widths)))
     settings = settings or Settings()
     _check(sizes, steps, (lr, *lrs))
+    check_optimizer(optimizer)
     checks.chosen_checks(settings)
-    runs = _Runs(factory, sizes, steps, loss, seed, progress or (lambda stage, done, total: None))
-    kinds: tuple[Parametrisation, ...] = ("standard", "mup") if axis == "width" else ("standard",)
+    runs = _Runs(factory, sizes, steps, optimizer, loss, seed, progress or (lambda stage, done, total: None))
     with torch.random.fork_rng(devices=()):
         sweeps = tuple(
-            Sweep(parametrisation=kind, modules=runs.modules(kind, lr), rates=runs.rates(kind, lrs)) for kind in kinds
+            Sweep(parametrisation=kind, modules=runs.modules(kind, lr), rates=runs.rates(kind, lrs))
+            for kind in runs.kinds(axis)
         )
+    told = {"steps": steps, "optimizer": optimizer, "lr": lr, "loss": runs.named, "seed": seed}
     notes = tuple(dict.fromkeys(runs.notes))
-    found = SweepReport(
-        axis=axis, sizes=sizes, steps=steps, lr=lr, loss=runs.named, seed=seed, sweeps=sweeps, notes=notes
-    )
+    found = SweepReport(axis=axis, sizes=sizes, sweeps=sweeps, notes=notes, **told)
     return checks.judged_sweep(found, settings)
 
 
@@ -112,6 +119,7 @@ class _Runs:
     factory: Factory
     sizes: tuple[int, ...]
     steps: int
+    optimizer: Optimizer
     loss: LossFunction | None
     seed: int
     tell: Progress
@@ -120,11 +128,20 @@ class _Runs:
         self.notes: list[str] = []
         self.named = ""
         self.anatomy: Anatomy | None = None
+        self.carried = False
 
     def _value(self, output: Any, inputs: Inputs) -> Tensor:
         """The loss of one step; every model of the sweep has the same, which the Anatomy of the first one decides."""
         value, self.named = training_loss_of(output, inputs, self.anatomy or Anatomy(), self.loss)
         return value
+
+    def kinds(self, axis: Axis) -> tuple[Parametrisation, ...]:
+        """The parametrisations that are compared; of models that are in muP already that one."""
+        model, _ = self._built(self.sizes[0])
+        self.carried = carried(model) is not None
+        if self.carried and axis == "width":
+            return ("mup",)
+        return ("standard", "mup") if axis == "width" else ("standard",)
 
     def modules(self, kind: Parametrisation, lr: float) -> tuple[ModuleScale, ...]:
         """One row for every module that all sizes have."""
@@ -133,7 +150,7 @@ class _Runs:
             self.tell(f"coordinates, {kind}", done, len(self.sizes))
             with self._told(size):
                 model, inputs, rates = self._prepared(kind, size, lr)
-                found[size] = scales(model, inputs, rates, self.steps, self._value)
+                found[size] = scales(model, inputs, rates, self.steps, self._value, self.optimizer)
         common = [path for path in found[self.sizes[0]] if all(path in one for one in found.values())]
         return tuple(_row(path, {size: one[path] for size, one in found.items()}) for path in common)
 
@@ -145,16 +162,23 @@ class _Runs:
         for done, size in enumerate(self.sizes):
             self.tell(f"learning rates, {kind}", done, len(self.sizes))
             with self._told(size):
-                row = [train(*self._prepared(kind, size, lr), self.steps, self._value) for lr in lrs]
+                row = [self._trained(*self._prepared(kind, size, lr)) for lr in lrs]
             losses.append(tuple(row))
         best = tuple(lrs[row.index(min(row))] if math.isfinite(min(row)) else math.nan for row in losses)
         return LearningRates(rates=tuple(lrs), losses=tuple(losses), best=best)
+
+    def _trained(self, model: nn.Module, inputs: Inputs, rates: list[dict[str, object]]) -> float:
+        return train(model, inputs, rates, self.steps, self._value, self.optimizer)
 
     def _prepared(
         self, kind: Parametrisation, size: int, lr: float
     ) -> tuple[nn.Module, Inputs, list[dict[str, object]]]:
         """A fresh model with its inputs and the parameter groups of the parametrisation."""
         model, inputs = self._built(size)
+        if self.carried:
+            found = carried_places(model, inputs)
+            self._note(found)
+            return model, inputs, groups(model, found, lr, self.optimizer)
         if kind == "standard" or size == self.sizes[0]:
             return model, inputs, [{"params": list(model.parameters()), "lr": lr}]
         base, base_inputs = self._built(self.sizes[0])
@@ -162,7 +186,7 @@ class _Runs:
         self._note(found)
         rescale(model, initial_factors(model, base, found))
         _multiply(model, found)
-        return model, inputs, groups(model, found, lr)
+        return model, inputs, groups(model, found, lr, self.optimizer)
 
     def _built(self, size: int) -> tuple[nn.Module, Inputs]:
         torch.manual_seed(self.seed)
@@ -197,7 +221,7 @@ class _Runs:
 
     def _note(self, found: Mapping[str, Place]) -> None:
         for name, place in found.items():
-            if place.role == "shared":
+            if place.role == "shared" and not place.multiplied:
                 self.notes.append(f"{name}: {place.why}; as muP asks, its logits were multiplied by base/width here")
             elif place.role == "unknown":
                 self.notes.append(f"{name}: role unknown ({place.why}); its learning rate is left as it is")

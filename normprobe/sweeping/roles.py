@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +13,9 @@ from torch.utils import _pytree as pytree
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.errors import SettingError
+from normprobe.rewrites.mup import Place
 
 _NOT_CALLED = "its module was not called"
-Role = Literal["hidden", "readout", "input", "fixed", "shared", "unknown"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """How a parameter depends on the width.
-
-    Attributes:
-        role: "hidden": from features of the width to such features. "readout": from such features to a fixed number.
-            "input": from a fixed number to the width, as embeddings, gains and biases. "fixed": no axis grows.
-            "shared": one parameter in the roles of input and readout (tied embeddings). "unknown": see `why`.
-        ratio: fan-in over that of the base, 1 where the fan-in does not grow; of a shared one that of the readout.
-        why: what could not be told, or what is to be heeded.
-        readout: the module in which it is a readout.
-    """
-
-    role: Role
-    ratio: float = 1.0
-    why: str = ""
-    readout: str = ""
 
 
 @dataclass
@@ -110,24 +91,26 @@ def _place(shape: tuple[int, ...], base: tuple[int, ...], mine: Faces | None, th
     growing = [axis for axis, (a, b) in enumerate(zip(shape, base, strict=True)) if a != b]
     if not growing:
         return Place("fixed")
+    ratios = [shape[axis] / base[axis] for axis in growing]
     if len(shape) == 1:
-        return Place("input")
+        return Place("input", fan_out=ratios[0])
     if len(growing) > 2:
         return Place("unknown", why=f"{len(growing)} axes grow with the width")
-    ratios = [shape[axis] / base[axis] for axis in growing]
     if len(growing) == 2 and ratios[0] == ratios[1]:
-        return Place("hidden", ratios[0])
+        return Place("hidden", ratios[0], ratios[1])
     if mine is None or theirs is None:
         return Place("unknown", why=_NOT_CALLED)
     read = _grown(mine.given, theirs.given)
     gave = _grown(mine.gave, theirs.gave)
     if len(growing) == 2:
-        ends = [ratio for axis, ratio in zip(growing, ratios, strict=True) if (shape[axis], base[axis]) in read]
-        return Place("hidden", ends[0]) if len(ends) == 1 else Place("unknown", why="its fan-in axis was not seen")
+        ends = [i for i, axis in enumerate(growing) if (shape[axis], base[axis]) in read]
+        if len(ends) != 1:
+            return Place("unknown", why="its fan-in axis was not seen")
+        return Place("hidden", ratios[ends[0]], ratios[1 - ends[0]])
     pair = (shape[growing[0]], base[growing[0]])
     if (pair in read) == (pair in gave):
         return Place("unknown", why="whether its module reads or gives features of the width was not seen")
-    return Place("readout", ratios[0]) if pair in read else Place("input")
+    return Place("readout", ratios[0]) if pair in read else Place("input", fan_out=ratios[0])
 
 
 def _grown(mine: list[tuple[int, ...]], theirs: list[tuple[int, ...]]) -> set[tuple[int, int]]:
@@ -144,11 +127,13 @@ def _merged(found: list[Place]) -> Place:
         return found[0]
     if roles == {"input", "readout"}:
         readout = next(place for place in found if place.role == "readout")
-        return replace(readout, role="shared", why="it is embedding and readout in one")
+        given = next(place for place in found if place.role == "input")
+        return replace(readout, role="shared", fan_out=given.fan_out, why="it is embedding and readout in one")
     return Place("unknown", why=f"it serves as {' and '.join(sorted(roles))}")
 
 
 def by_role(found: Mapping[str, Place]) -> Iterator[tuple[Place, list[str]]]:
     """The names of the parameters of each role and ratio."""
-    for place in dict.fromkeys(Place(place.role, place.ratio) for place in found.values()):
-        yield place, [name for name, one in found.items() if (one.role, one.ratio) == (place.role, place.ratio)]
+    bare = {name: replace(place, why="", readout="") for name, place in found.items()}
+    for place in dict.fromkeys(bare.values()):
+        yield place, [name for name, one in bare.items() if one == place]

@@ -1,4 +1,4 @@
-"""A few steps of Adam on one batch, and what they do to the output of every module."""
+"""A few optimiser steps on one batch, and what they do to the output of every module."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 from normprobe import stats
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.measures.loss import LossFunction as Loss
+from normprobe.records.sweep import Optimizer
+from normprobe.rewrites.mup import without_factor
 
 
 class Scale(NamedTuple):
@@ -23,10 +25,18 @@ class Scale(NamedTuple):
     update: float
 
 
-def scales(model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: Loss) -> dict[str, Scale]:
+OPTIMIZERS: Mapping[Optimizer, type[torch.optim.Adam] | type[torch.optim.SGD]] = {
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
+
+
+def scales(
+    model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: Loss, optimizer: Optimizer
+) -> dict[str, Scale]:
     """Train `model` in place for some steps; the scale of every module's output."""
     before = outputs(model, inputs)
-    train(model, inputs, groups, steps, loss)
+    train(model, inputs, groups, steps, loss, optimizer)
     after = outputs(model, inputs)
     return {
         path: Scale(_rms(now), _rms(now - before[path]))
@@ -35,15 +45,17 @@ def scales(model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps
     }
 
 
-def train(model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: Loss) -> float:
-    """The loss after some steps of Adam; infinite where it is not finite."""
-    optimizer = torch.optim.Adam(groups)
+def train(
+    model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps: int, loss: Loss, optimizer: Optimizer
+) -> float:
+    """The loss after some steps; infinite where it is not finite."""
+    stepping = OPTIMIZERS[optimizer](groups)
     for _ in range(steps):
-        optimizer.zero_grad(set_to_none=True)
+        stepping.zero_grad(set_to_none=True)
         with torch.enable_grad():
             value = loss(invoke(model, inputs), inputs)
             value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        stepping.step()
     with torch.enable_grad():
         value = loss(invoke(model, inputs), inputs)
     final = float(value.detach())
@@ -51,7 +63,10 @@ def train(model: nn.Module, inputs: Inputs, groups: list[dict[str, Any]], steps:
 
 
 def outputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """The first floating point tensor that each module gave at its last call, in float32 or wider."""
+    """The first floating point tensor that each module gave at its last call, in float32 or wider.
+
+    Without the factor that `MuP` puts on queries: it is the attention's 1 / d, and shrinks with the width by design.
+    """
     found: dict[str, Tensor] = {}
     with torch.no_grad(), _hooks(model, found):
         invoke(model, inputs)
@@ -60,14 +75,14 @@ def outputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 @contextmanager
 def _hooks(model: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
-    def seen(path: str, output: Any) -> None:
+    def seen(module: nn.Module, path: str, output: Any) -> None:
         floats = (t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point())
         first = next(floats, None)
         if first is not None and first.numel():
-            found[path] = stats.widen(first.detach()).clone()
+            found[path] = without_factor(module, stats.widen(first.detach())).clone()
 
     handles = [
-        module.register_forward_hook(lambda _, args, output, path=path or ".": seen(path, output))
+        module.register_forward_hook(lambda m, args, output, path=path or ".": seen(m, path, output))
         for path, module in model.named_modules()
     ]
     try:

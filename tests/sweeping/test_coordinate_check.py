@@ -72,8 +72,25 @@ def test_one_step_of_adam_moves_every_weight_by_the_rate() -> None:
         [{"params": list(model.parameters()), "lr": 0.01}],
         1,
         lambda output, inputs: output.square().mean(),
+        "adam",
     )
     assert (model.weight - before).abs().detach() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_step_of_sgd_moves_every_weight_by_the_rate_times_its_gradient() -> None:
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+    model(x).square().mean().backward()
+    wanted = (model.weight - 0.1 * model.weight.grad).detach()
+    groups = [{"params": list(model.parameters()), "lr": 0.1}]
+    train(model, x, groups, 1, lambda output, inputs: output.square().mean(), "sgd")
+    assert torch.allclose(model.weight, wanted)
+
+
+def test_an_unknown_optimizer_is_refused_and_the_known_one_is_told() -> None:
+    with pytest.raises(SettingError, match="unknown optimizer"):
+        normprobe.coordinate_check(mlp, [4, 8], optimizer="lion")  # type: ignore[arg-type]
+    assert normprobe.coordinate_check(mlp, [4, 8], steps=1, optimizer="sgd").optimizer == "sgd"
+    assert normprobe.coordinate_check(mlp, [4, 8], steps=1).optimizer == "adam"
 
 
 def test_a_module_that_does_not_move_has_no_verdict() -> None:

@@ -98,6 +98,19 @@ def test_groups_hold_every_parameter_once_at_the_rates_of_the_paper() -> None:
     torch.optim.Adam(groups)
 
 
+def test_rates_of_sgd_go_by_fan_in_and_fan_out() -> None:
+    """Yang et al. 2022, table 3: the width doubles, the bottleneck grows fourfold."""
+    groups = normprobe.parameter_groups(Net(16, 64), 0.1, Net(8, 16), IDS, optimizer="sgd")
+    rates = {name: group["lr"] for group in groups for name in group["names"]}
+    assert rates["up.weight"] == pytest.approx(0.1 * 4 / 2)
+    assert rates["down.weight"] == pytest.approx(0.1 * 2 / 4)
+    assert rates["out.weight"] == pytest.approx(0.1 / 2)
+    assert rates["table.weight"] == rates["norm.weight"] == rates["down.bias"] == pytest.approx(0.2)
+    assert rates["up.bias"] == pytest.approx(0.4)
+    tied = normprobe.parameter_groups(Net(16, 64, True), 0.1, Net(8, 16, True), IDS, optimizer="sgd")
+    assert {g["lr"] for g in tied if g["role"] == "shared"} == {0.2}
+
+
 def test_groups_leave_the_model_as_it_was() -> None:
     model = Net(16, 64)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -23,10 +23,10 @@ class WidthDependent(SweepCheck):
     ## What it measures
 
     In `normprobe sweep TARGET --widths …` or `normprobe.coordinate_check`: the exponents, by width, of the RMS of
-    every module's output after a few steps of Adam, and of how far these steps moved it. Under muP (normprobe's
-    parameter groups and initial scales) both should be 0 but for readouts, which start smaller. A warning: an
-    output or its movement grows there, or its movement shrinks, from each width to the next by half of the limit at
-    least; or it is not finite at a width.
+    every module's output after a few steps of Adam or SGD, and of how far these steps moved it. Under muP
+    (normprobe's parameter groups with initial scales, or models that `normprobe.MuP` rewrote) both should be 0 but
+    for readouts, which start smaller. A warning: an output or its movement grows there, or its movement shrinks, from
+    each width to the next by half of the limit at least; or it is not finite at a width.
     Under the standard parametrisation growth is what theory expects; it is a note. A sweep over depths is not
     judged.
 
@@ -40,8 +40,8 @@ class WidthDependent(SweepCheck):
 
     For the warning: look for a factor of the width that no parameter holds, at the first place: embeddings times
     √width, sums over features, attention scaled by 1/√d where heads grow, a multiplier on the logits. Divide it out,
-    relative to the base width. For the note: train with `normprobe.parameter_groups`, from initial values that are
-    scaled with the width as table 3 of the reference says, or tune the rate at every width.
+    relative to the base width. For the note: rewrite the model with `normprobe.MuP` and train it with
+    `normprobe.parameter_groups`, or tune the rate at every width.
 
     ## When to ignore it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -25,13 +25,24 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
-class _Detail:
+class Written:
     """What is written: a drawn weight, or one value into a parameter beside it."""
 
     weight: WeightSite | None = None
     drawings: tuple[Drawing, ...] = ()
     value: float = 0.0
     kept: tuple[int, ...] = ()  # rows of a table that stay as they are
+
+    def __str__(self) -> str:
+        if self.weight is None:
+            return f"{self.value:g}"
+        told = "; ".join(dict.fromkeys(str(each.draw) for each in self.drawings))
+        return told + (f", rows {', '.join(map(str, self.kept))} stay" if self.kept else "")
+
+    def times(self, factor: float) -> Written:
+        """The same with weights `factor` times as large."""
+        scaled = (replace(d, draw=replace(d.draw, std=factor * d.draw.std)) for d in self.drawings)
+        return replace(self, drawings=tuple(scaled))
 
 
 @final
@@ -93,14 +104,12 @@ class Initialise(ChosenRewrite):
             return None
         if known.parted and site.parameter in places.unknown:
             return Refusal(site.parameter, "which of its rows make queries and keys could not be told")
-        detail = _Detail(site, drawings, kept=padding_rows(survey.trace, site))
-        told = "; ".join(dict.fromkeys(str(each.draw) for each in drawings))
-        kept = f", rows {', '.join(map(str, detail.kept))} stay" if detail.kept else ""
-        return _site(survey, site.parameter, f"{told}{kept}", detail)
+        detail = Written(site, drawings, kept=padding_rows(survey.trace, site))
+        return written_site(survey, site.parameter, detail)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Write the fresh values in place."""
-        detail: _Detail = site.detail
+        detail: Written = site.detail
         parameter = model.get_parameter(site.touched[0])
         if parameter.is_meta:
             raise RewriteError(f"cannot draw {site.touched[0]}", expected="a model with weights", found="device meta")
@@ -157,10 +166,11 @@ def _gone(weight: WeightSite) -> Refusal:
 
 
 def _value(survey: Survey, beside: Beside) -> Site:
-    return _site(survey, beside.parameter, f"{beside.value:g}", _Detail(value=beside.value))
+    return written_site(survey, beside.parameter, Written(value=beside.value))
 
 
-def _site(survey: Survey, name: str, change: str, detail: _Detail) -> Site:
-    path = name.rpartition(".")[0] or "."
+def written_site(survey: Survey, name: str, detail: Written) -> Site:
+    """The site at which the parameter `name` is written."""
+    path, _, own = name.rpartition(".")
     held = bytes_of(survey.model, (name,))
-    return Site(path, f"{name.rpartition('.')[2]}: {change}", (name,), forward=False, undo_bytes=held, detail=detail)
+    return Site(path or ".", f"{own}: {detail}", (name,), forward=False, undo_bytes=held, detail=detail)

@@ -1,0 +1,301 @@
+"""muP: what is drawn and multiplied, which rates follow, and that outputs then do not depend on the width."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normprobe
+from normprobe.errors import RewriteError, SettingError
+from normprobe.rewrites import Effect, Initialise, MuP, Plan, load, make_plan
+from normprobe.rewrites.base import Survey
+from tests.rewrites.cases import snapshot
+
+BASE, VOCABULARY, HEADS = 32, 23, 2
+
+
+class Tiny(nn.Module):
+    """A decoder of one block whose heads grow with the width."""
+
+    def __init__(self, width: int, tied: bool = False, bias: bool = True, heads: int = HEADS) -> None:
+        super().__init__()
+        self.heads = heads
+        self.table = nn.Embedding(VOCABULARY, width)
+        self.first, self.second, self.last = (nn.LayerNorm(width) for _ in range(3))
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.out = nn.Linear(width, VOCABULARY, bias=bias)
+        if tied:
+            self.out.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        h = self.first(x)
+        q, k, v = (m(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in (self.q, self.k, self.v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.down(F.gelu(self.up(self.second(x))))
+        logits: Tensor = self.out(self.last(x))
+        return logits
+
+
+def ids(rows: int = 2) -> Tensor:
+    return torch.randint(0, VOCABULARY, (rows, 8), generator=torch.Generator().manual_seed(3))
+
+
+def tiny(width: int = 64, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return Tiny(width, **options).eval()
+
+
+def applied(model: nn.Module, inputs: Any = None, **settings: Any) -> Plan:
+    given = ids() if inputs is None else inputs
+    return make_plan(model, [MuP(**{"base_width": BASE, **settings})], given).apply()
+
+
+def stds(model: nn.Module) -> dict[str, float]:
+    return {name: float(p.detach().std()) for name, p in model.named_parameters() if p.dim() > 1}
+
+
+def rates(model: nn.Module, optimizer: Any, inputs: Any = None) -> dict[str, float]:
+    groups = normprobe.parameter_groups(model, 1.0, inputs=ids() if inputs is None else inputs, optimizer=optimizer)
+    held = [id(p) for group in groups for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    return {name: group["lr"] for group in groups for name in group["names"]}
+
+
+def test_weights_are_drawn_as_table_8_has_them() -> None:
+    model = tiny(512)
+    applied(model)
+    found = stds(model)
+    for name in ("q", "k", "v", "o", "up"):
+        assert found[f"{name}.weight"] == pytest.approx(512**-0.5, rel=0.02)
+    assert found["down.weight"] == pytest.approx(1024**-0.5, rel=0.02)
+    assert found["table.weight"] == pytest.approx(BASE**-0.5, rel=0.03)
+    assert found["out.weight"] == pytest.approx(BASE**-0.5, rel=0.03)
+    assert not any(p.detach().any() for name, p in model.named_parameters() if name.endswith("bias"))
+    assert bool((model.get_parameter("first.weight") == 1).all())
+
+
+def test_at_the_base_width_it_is_lecuns_initialisation() -> None:
+    ours, theirs = tiny(BASE), tiny(BASE)
+    applied(ours, seed=5)
+    make_plan(theirs, [Initialise("lecun", seed=5)], ids()).apply()
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
+    assert torch.equal(ours(ids()), theirs(ids()))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_readout_is_multiplied_and_its_bias_is_not(tied: bool) -> None:
+    model = tiny(64, tied=tied)
+    applied(model)
+    with torch.no_grad():
+        model.get_parameter("out.bias").copy_(torch.arange(VOCABULARY))
+        read = []
+        handle = model.get_submodule("last").register_forward_hook(lambda m, args, out: read.append(out))
+        logits = model(ids())
+        handle.remove()
+        weight, bias = model.get_parameter("out.weight"), model.get_parameter("out.bias")
+    assert torch.allclose(logits, (read[0] / 2) @ weight.T + bias, atol=1e-5)
+    assert Survey.of(model, ids()).anatomy.head.logit_multiplier == pytest.approx(0.5)  # type: ignore[union-attr]
+
+
+def test_heads_that_grow_are_scaled_by_their_features() -> None:
+    model = tiny(64)
+    plan = applied(model, base_head_dim=16)
+    (site,) = Survey.of(model, ids()).anatomy.attention
+    assert site.head_dim == 32
+    assert site.scale == pytest.approx(math.sqrt(16) / 32)
+    assert "note" not in str(plan)
+    assert "attention keeps its scale" in str(make_plan(tiny(64), [MuP(BASE)], ids()))
+
+
+TABLE: dict[str, tuple[float, float]] = {  # of a model twice as wide: Adam, SGD
+    "table.weight": (1.0, 2.0),
+    "first.weight": (1.0, 2.0),
+    "q.weight": (0.5, 1.0),
+    "q.bias": (1.0, 2.0),
+    "down.weight": (0.5, 1.0),
+    "down.bias": (1.0, 2.0),
+    "out.weight": (1.0, 2.0),
+    "out.bias": (1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rates_of_a_rewritten_model_are_those_of_table_8(tied: bool) -> None:
+    model = tiny(64, tied=tied)
+    applied(model)
+    adam, sgd = rates(model, "adam"), rates(model, "sgd")
+    assert {name: (adam[name], sgd[name]) for name in TABLE if name in adam} == {
+        k: v for k, v in TABLE.items() if k in adam
+    }
+
+
+def test_places_by_the_anatomy_agree_with_those_by_two_widths() -> None:
+    """Of a model in the standard parametrisation, where the readout is not multiplied, all but its rate."""
+    model = tiny(64)
+    applied(model)
+    for optimizer in ("adam", "sgd"):
+        groups = normprobe.parameter_groups(tiny(64), 1.0, tiny(BASE), ids(), optimizer=optimizer)
+        by_width = {name: group["lr"] for group in groups for name in group["names"]}
+        ours = rates(model, optimizer)
+        assert by_width.pop("out.weight") == 0.5
+        assert by_width == {name: rate for name, rate in ours.items() if name != "out.weight"}
+
+
+def test_what_carries_no_base_needs_one_and_what_does_refuses_one() -> None:
+    with pytest.raises(SettingError, match=r"the width of the base is not known(.|\n)*MuP"):
+        normprobe.parameter_groups(tiny(), 0.1, inputs=ids())
+    model = tiny()
+    applied(model)
+    with pytest.raises(SettingError, match="a base was given for a model that knows its own"):
+        normprobe.parameter_groups(model, 0.1, tiny(BASE), ids())
+    with pytest.raises(SettingError, match=r"unknown optimizer\n  expected: adam \| sgd"):
+        normprobe.parameter_groups(model, 0.1, inputs=ids(), optimizer="lion")  # type: ignore[arg-type]
+    copied = copy.deepcopy(model)
+    assert rates(copied, "adam") == rates(model, "adam")
+    assert torch.equal(copied(ids()), model(ids()))
+
+
+def test_undo_is_bit_for_bit_and_a_second_time_is_refused() -> None:
+    model = tiny(64, tied=True)
+    before = snapshot(model)
+    plan = applied(model, base_head_dim=16)
+    assert plan.effect is Effect.BREAKING
+    with pytest.raises(RewriteError, match="MuP has multiplied it already"):
+        applied(model)
+    plan.undo()
+    assert snapshot(model) == before
+    with pytest.raises(SettingError, match="the width of the base is not known"):
+        normprobe.parameter_groups(model, 0.1, inputs=ids())
+
+
+def grown(rewrite: Any) -> Any:
+    """A factory of models that `rewrite` gives their values."""
+
+    def made(width: int) -> tuple[nn.Module, Tensor]:
+        model = Tiny(width).eval()
+        normprobe.rewrite(model, [rewrite], ids(8))
+        return model, ids(8)
+
+    return made
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("adam", 0.01), ("sgd", 1.0)])
+def test_outputs_and_their_updates_do_not_depend_on_the_width(optimizer: Any, lr: float) -> None:
+    widths = (BASE, 64, 128)
+    settings: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "steps": 3}
+    found = normprobe.coordinate_check(grown(MuP(BASE, 16)), widths, **settings)
+    (mup,) = found.sweeps
+    assert mup.parametrisation == "mup"
+    assert found.optimizer == optimizer
+    assert found.findings == ()
+    plain = normprobe.coordinate_check(grown(Initialise("lecun")), widths, **settings)
+    assert "NP607" in {finding.code for finding in plain.findings}
+    assert max(row.update_slope for row in mup.modules) < 0.2
+    assert max(row.update_slope for row in plain.sweeps[0].modules) > 0.5
+
+
+transformers = pytest.importorskip("transformers")
+SMALL = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+LAYERS = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+TOKENS = {"input_ids": torch.arange(16).reshape(2, 8)}
+
+
+def hugging(kind: str, **more: Any) -> nn.Module:
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**SMALL, **more)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    return model
+
+
+def test_the_queries_of_one_projection_for_all_are_scaled_alone() -> None:
+    model = hugging("GPT2", n_layer=1, n_embd=32, n_head=4)
+    before = model.transformer.h[0].attn.c_attn
+    applied(model, TOKENS, base_width=16, base_head_dim=2)
+    (site,) = Survey.of(model, TOKENS).anatomy.attention
+    assert site.scale == pytest.approx(math.sqrt(2) / 8)
+    x = torch.randn(2, 8, 32)
+    with torch.no_grad():
+        plain = x @ before.weight + before.bias
+        plain[..., :32] *= 0.5
+        assert torch.allclose(before(x), plain, atol=1e-6)
+
+
+def test_what_chooses_experts_is_a_readout_without_multiplier() -> None:
+    model = hugging("Mixtral", **LAYERS, num_key_value_heads=2, num_local_experts=4)
+    applied(model, TOKENS, base_width=8)
+    gate = "model.layers.0.mlp.gate.weight"
+    assert rates(model, "adam", TOKENS)[gate] == rates(model, "sgd", TOKENS)[gate] == 0.25
+    assert stds(model)[gate] == pytest.approx(32**-0.5 / 2, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "settings", "why"),
+    [
+        ("GPTNeoX", LAYERS, {"base_head_dim": 4}, "its queries are not taken whole out of what"),
+        ("Granite", {**LAYERS, "attention_multiplier": 0.5}, {"base_head_dim": 4}, "its scale is 0.5, not 1/√8"),
+        ("Gemma", {**LAYERS, "head_dim": 8, "num_key_value_heads": 2}, {}, "begins with its source times √width"),
+        (
+            "Qwen3",
+            {**LAYERS, "head_dim": 8, "num_key_value_heads": 2},
+            {"base_head_dim": 4},
+            "its queries and keys are normed",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_as_a_whole(
+    kind: str, fields: dict[str, Any], settings: dict[str, Any], why: str
+) -> None:
+    model = hugging(kind, **fields)
+    plan = make_plan(model, [MuP(BASE, **settings)], TOKENS)
+    assert plan.steps[0][1].sites == ()
+    assert why in str(plan)
+
+
+def test_a_readout_without_a_module_of_its_own_is_refused() -> None:
+    class Bare(Tiny):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.table(ids)
+            x = x + self.down(F.gelu(self.up(self.second(x))))
+            return F.linear(self.last(x), self.table.weight)
+
+    plan = make_plan(Bare(64), [MuP(BASE)], ids())
+    assert "there is no place for a multiplier" in str(plan)
+    body = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.LayerNorm(8))
+    assert "no readout was found" in str(make_plan(body, [MuP(BASE)], ids()))
+
+
+def test_a_weight_of_unknown_place_stays_and_is_told() -> None:
+    config = transformers.T5Config(
+        **SMALL | {"pad_token_id": 0}, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4
+    )
+    config.decoder_start_token_id = 0
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    inputs = {**TOKENS, "decoder_input_ids": TOKENS["input_ids"]}
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    before = model.get_parameter(name).detach().clone()
+    plan = applied(model, inputs, base_width=8)
+    assert torch.equal(model.get_parameter(name), before)
+    assert f"refused {name}: whether the rows of this table grow" in str(plan)
+    multiplier = Survey.of(model, inputs).anatomy.head.logit_multiplier  # type: ignore[union-attr]
+    assert multiplier == pytest.approx(8**-0.5 / 4)  # 1 / √width of its own at the base, and base / width
+
+
+@pytest.mark.parametrize("settings", [{"base_width": 0}, {"base_width": 1.5}, {"base_head_dim": -1}, {"seed": -1}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(RewriteError, match="cannot be made"):
+        MuP(**settings)
+
+
+def test_it_travels_as_json() -> None:
+    rewrite = MuP(128, base_head_dim=32, seed=7)
+    assert load(json.loads(json.dumps(rewrite.to_dict()))) == rewrite
+    assert "width 128 with heads of 32" in rewrite.describe()
