@@ -70,3 +70,33 @@ def test_query_and_key_norms(rotary: Rotary, joined: bool) -> None:
 def test_joined_tokens_without_a_rotary_embedding() -> None:
     found = anatomy_of(nn.Sequential(Mix(lambda x: x, True), Mix(lambda x: x, True)), torch.randn(2, TOKENS, WIDTH))
     assert [s.qk_norm is not None and s.qk_norm.rope for s in found.attention] == ["none", "none"]
+
+
+class Weighed(nn.Module):
+    """Attention whose joint projection is multiplied by a known number for each feature."""
+
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("factors", factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.qkv(x) * self.factors
+        q, k, v = (part.transpose(1, 2) for part in made.unflatten(-1, (HEADS, 3, HEAD)).unbind(-2))
+        y = F.scaled_dot_product_attention(halves(q), halves(k), v)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+def features(query: float, key: float, value: float) -> Tensor:
+    """For each head its queries, its keys, its values."""
+    return torch.tensor([query, key, value]).repeat_interleave(HEAD).repeat(HEADS)
+
+
+def test_factors_of_single_features_count_where_they_are_on_queries_and_keys() -> None:
+    uneven = features(0.5, 1.0, 1.0)
+    uneven[1] = 0.25
+    for factors, times in ((features(0.5, 3.0, 7.0), 1.5), (features(0.25, 1.0, 1.0), 0.25), (uneven, None)):
+        found = anatomy_of(nn.Sequential(*(Weighed(factors) for _ in range(2))), torch.randn(2, TOKENS, WIDTH))
+        wanted = None if times is None else pytest.approx(times * HEAD**-0.5)
+        assert [site.scale for site in found.attention] == [wanted] * 2
+        assert found.attention[0].columns["q"].heads[0] == ((0, HEAD),)

@@ -133,6 +133,9 @@ def test_rates_of_a_rewritten_model_are_those_of_table_8(tied: bool) -> None:
     model = tiny(64, tied=tied)
     applied(model)
     adam, sgd = rates(model, "adam"), rates(model, "sgd")
+    groups = normprobe.parameter_groups(model, 1.0, inputs=ids())
+    assert [group["role"] for group in groups if "out.bias" in group["names"]] == ["fixed"]
+    assert "unknown" not in {group["role"] for group in groups}
     assert {name: (adam[name], sgd[name]) for name in TABLE if name in adam} == {
         k: v for k, v in TABLE.items() if k in adam
     }
@@ -216,17 +219,47 @@ def hugging(kind: str, **more: Any) -> nn.Module:
     return model
 
 
-def test_the_queries_of_one_projection_for_all_are_scaled_alone() -> None:
-    model = hugging("GPT2", n_layer=1, n_embd=32, n_head=4)
-    before = model.transformer.h[0].attn.c_attn
-    applied(model, TOKENS, base_width=16, base_head_dim=2)
+QUERIES = {  # the projection of a block of width 32 with four heads, and which of its features are queries
+    "GPT2": ("transformer.h.0.attn.c_attn", [*range(32)]),
+    "GPTNeoX": ("gpt_neox.layers.0.attention.query_key_value", [i for i in range(96) if i % 24 < 8]),
+    "Bloom": ("transformer.h.0.self_attention.query_key_value", [i for i in range(96) if i % 24 < 8]),
+    "Falcon": ("transformer.h.0.self_attention.query_key_value", [*range(32)]),
+    "Llama": ("model.layers.0.self_attn.q_proj", [*range(32)]),
+}
+FIELDS = {"GPT2": {"n_layer": 1, "n_embd": 32, "n_head": 4}, "Bloom": {"n_layer": 1, "hidden_size": 32, "n_head": 4}}
+
+
+@pytest.mark.parametrize("kind", QUERIES)
+def test_queries_are_scaled_alone_wherever_they_lie(kind: str) -> None:
+    model, (path, queries) = hugging(kind, **FIELDS.get(kind, LAYERS)), QUERIES[kind]
+    names, projection = set(model.state_dict()), model.get_submodule(path)
+    plan = applied(model, TOKENS, base_width=16, base_head_dim=2)
     (site,) = Survey.of(model, TOKENS).anatomy.attention
     assert site.scale == pytest.approx(math.sqrt(2) / 8)
+    assert site.columns["q"].parameter == f"{path}.weight"
+    assert set(model.state_dict()) == names
     x = torch.randn(2, 8, 32)
     with torch.no_grad():
-        plain = x @ before.weight + before.bias
-        plain[..., :32] *= 0.5
-        assert torch.allclose(before(x), plain, atol=1e-6)
+        scaled = projection(x)
+        plan.undo()
+        projection.load_state_dict(drawn(kind, path))
+        plain = projection(x)
+    plain[..., queries] *= 0.5
+    assert torch.allclose(scaled, plain, atol=1e-6)
+
+
+def drawn(kind: str, path: str) -> dict[str, Tensor]:
+    """The values that a projection gets where nothing is scaled: those of LeCun's scheme under the same seed."""
+    model = hugging(kind, **FIELDS.get(kind, LAYERS))
+    make_plan(model, [Initialise("lecun")], TOKENS).apply()
+    return model.get_submodule(path).state_dict()
+
+
+def test_a_model_in_bfloat16_is_carried() -> None:
+    model = tiny(64).bfloat16()
+    applied(model, base_head_dim=16)
+    (site,) = Survey.of(model, ids()).anatomy.attention
+    assert site.scale == pytest.approx(math.sqrt(16) / 32, rel=4e-3)
 
 
 def test_what_chooses_experts_is_a_readout_without_multiplier() -> None:
@@ -240,7 +273,6 @@ def test_what_chooses_experts_is_a_readout_without_multiplier() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "settings", "why"),
     [
-        ("GPTNeoX", LAYERS, {"base_head_dim": 4}, "its queries are not taken whole out of what"),
         ("Granite", {**LAYERS, "attention_multiplier": 0.5}, {"base_head_dim": 4}, "its scale is 0.5, not 1/√8"),
         ("Gemma", {**LAYERS, "head_dim": 8, "num_key_value_heads": 2}, {}, "begins with its source times √width"),
         (

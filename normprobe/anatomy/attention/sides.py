@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
+
 from normprobe.anatomy.attention.bounded import NONE, Learned
+from normprobe.anatomy.flow.levels import Level
 from normprobe.anatomy.flow.ops import LIGHT, WEIGHTY, Role, base
+from normprobe.anatomy.flow.replay import condensed, sent
 from normprobe.anatomy.flow.steps import Flow, Step
 from normprobe.anatomy.flow.walk import backward, constant_factor
 
 _MIXING = LIGHT | {Role.ADD, Role.GATE}
 _KEEPING_SCALE = frozenset({"aten.clamp", "aten.clamp_", "aten.hardtanh", "aten.mean"})  # clipped, or landmarks' means
+_TIMES = frozenset({"aten.mul", "aten.mul_"})
 
 
 @dataclass
@@ -90,9 +95,23 @@ def _scale(flow: Flow, step: Step, side: Side) -> int:
         constant = constant_factor(flow, step)
         if constant is None and not step.parameters and _unit_scale(flow, step):
             constant = 1.0
+        constant = _picked(flow, step, side) if constant is None else constant
         side.factor = None if side.factor is None or constant is None else side.factor * constant
         side.learned = side.learned.times(flow, step)
     return step.inputs[0]
+
+
+def _picked(flow: Flow, step: Step, side: Side) -> float | None:
+    """The one number that a known factor, which differs between features, is on those that the operand is made of:
+    queries among the output of one projection may have a factor of their own."""
+    known = [v for v in step.statics if flow.levels.of[v] is Level.STATIC and not flow.levels.parameters(v)]
+    factor = flow.statics.tensor(known[0]) if len(known) == 1 and base(step.node.op) in _TIMES else None
+    if factor is None or len(step.statics) != 1 or not factor.is_floating_point():
+        return None
+    moves = [(move.node, place) for move, place in reversed(side.moves)]
+    numbers = sent(flow, moves, factor.expand(flow.shape(step.outputs[0])))
+    found = [] if numbers is None else torch.unique(condensed(numbers)).tolist()
+    return float(found[0]) if len(found) == 1 else None
 
 
 def _unit_scale(flow: Flow, step: Step) -> bool:

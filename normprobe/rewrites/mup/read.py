@@ -110,8 +110,10 @@ class _Reader:
     def vectors(self, named: Mapping[str, Tensor], weights: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
         """The places of parameters that are no weights."""
         widths = {stream.width for stream in self.anatomy.streams}
+        head = head_weight(self.anatomy)
+        logits = None if head is None else head.shape[0 if head.kind == "embedding" else head.output_axis]
         for name, parameter in named.items():
-            if parameter.numel() == 1:
+            if parameter.numel() == 1 or (tuple(parameter.shape) == (logits,) and logits not in widths):
                 yield name, Place("fixed")
             elif parameter.dim() > 0 and parameter.shape[-1] in widths:
                 yield name, Place("input", fan_out=self.ratio)

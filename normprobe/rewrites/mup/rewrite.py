@@ -9,23 +9,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import nn
 
-from normprobe.capture.trace import Trace
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, AttentionSite
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.initialise.rewrite import Written, written_site
-from normprobe.rewrites.mup.layers import DividedInput, Pieces, divide_input, pieces_of, scale_queries
+from normprobe.rewrites.mup.layers import DividedInput, divide_input, scale_queries
 from normprobe.rewrites.mup.place import Place
 from normprobe.rewrites.mup.read import head_weight, places, width_of
 from normprobe.rewrites.qk.fitness import projection, why_not
 from normprobe.rewrites.swap import has_layer
 from normprobe.rewrites.swap import why_not as class_stays
 
-_CUTS = ("aten.split", "aten.slice", "aten.detach")
-_NEAR = 1e-3  # of a ratio of two constants that were read
+_NEAR = 4e-3  # of a ratio of two constants that were read: one may be held in bfloat16
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,10 @@ class _Readout:
 @dataclass(frozen=True)
 class _Queries:
     attention: str
+    parameter: str
+    axis: int
     factor: float
-    pieces: Pieces
+    features: tuple[int, ...]  # of the projection's output that are queries
     wanted: float  # the scale of the attention, afterwards
 
 
@@ -157,7 +158,10 @@ class MuP(Rewrite):
         if isinstance(detail, _Readout):
             divide_input(module, site.path, detail.factor, self, detail.argument, undo)
         elif isinstance(detail, _Queries):
-            scale_queries(module, site.path, detail.factor, detail.pieces, undo)
+            weight = model.get_parameter(detail.parameter)
+            factors = torch.ones(weight.shape[detail.axis], dtype=weight.dtype, device=weight.device)
+            factors[list(detail.features)] = detail.factor
+            scale_queries(module, site.path, factors, undo)
         else:
             self._drawing.change(model, site, undo)
 
@@ -210,21 +214,9 @@ def _queries(survey: Survey, site: AttentionSite, factor: float, wanted: float) 
     if why is not None:
         return why
     query = site.columns["q"]
-    held = [
-        columns for columns in site.columns.values() if columns.parameter == query.parameter and columns is not query
-    ]
-    spans, *others = (tuple(span for head in each.heads for span in head) for each in (query, *held))
-    pieces = pieces_of(spans, others, survey.model.get_parameter(query.parameter).shape[query.axis])
-    path = projection(query)
-    if len(pieces) > 1 and not _parted(survey.trace, path):
-        return f"its queries are not taken whole out of what {path} gives: a factor on them could not be confirmed"
-    return Site(path, f"queries times {factor:.4g}", detail=_Queries(site.path, factor, pieces, wanted))
-
-
-def _parted(trace: Trace, path: str) -> bool:
-    """Whether all that reads what a projection gives takes pieces of it."""
-    given = next(call.outputs[0] for call in trace.calls if call.path == path and not call.composite)
-    return all(node.op.startswith(_CUTS) for node in trace.nodes if given in node.inputs)
+    features = sorted({row for head in query.heads for start, stop in head for row in range(start, stop)})
+    detail = _Queries(site.path, query.parameter, query.axis, factor, tuple(features), wanted)
+    return Site(projection(query), f"queries times {factor:.4g}", detail=detail)
 
 
 def _scale(site: AttentionSite) -> str | None:
