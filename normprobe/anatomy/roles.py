@@ -22,7 +22,8 @@ def with_roles(
     attention: Iterable[ReadSite],
     flow: Flow,
 ) -> tuple[NormSite, ...]:
-    """The norm sites with their roles, the first that fits; a norm that nothing names is `inner`.
+    """The norm sites with their roles, the first that fits, and whether nothing reads them; a norm that nothing names
+    is `inner`.
 
     Args:
         norms: the sites.
@@ -37,7 +38,16 @@ def with_roles(
     for role, path in (*_marks(norms, streams, attention, flow), *marks):
         if path is not None:
             roles.setdefault(path, role)
-    return tuple(n.model_copy(update={"role": roles[n.path]}) if n.path in roles else n for n in norms)
+    unread = _unread(flow)
+    facts = [{"role": roles.get(n.path, n.role), "unread": i in unread} for i, n in enumerate(norms)]
+    return tuple(norm.model_copy(update=more) for norm, more in zip(norms, facts, strict=True))
+
+
+def _unread(flow: Flow) -> set[int]:
+    """The numbers of norms whose results no step reads and nothing returns."""
+    steps = [step for step in flow.steps if step.role is Role.NORM and step.group is not None]
+    read = {s.group.norm for s in steps if s.group and any(flow.readers(v) or v in flow.outputs for v in s.outputs)}
+    return {step.group.norm for step in steps if step.group} - read
 
 
 def _marks(

@@ -69,6 +69,8 @@ class Branch(Record):
         writers: parameters of the last heavy operations before the add, biases included.
         inner_norms: the norms between the read and the add besides `pre_norm` and `output_norm` and those beside them:
             on queries and keys, on the inner features of an MLP.
+        normed_inside: whether every way of the signal through the branch passes a norm that sets its size for each
+            sample alone, wherever in the branch.
         parameters: every parameter used between the read and the add.
         recipe: a number that those branches of one kind share in a stream that run the same operations as often, norms
             and moves apart; None where it was not read.
@@ -98,6 +100,7 @@ class Branch(Record):
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     inner_norms: tuple[str, ...] = ()
+    normed_inside: bool = False
     parameters: tuple[str, ...] = ()
     recipe: int | None = None
     entry: Entry | None = None

@@ -82,6 +82,7 @@ class NormSite(NormSpec):
     that output. `over_places` says whether the statistic is shared by places (tokens, pixels, samples of the batch), as
     the data flow tells what runs along `axes`; None where it does not. Where it is, `over_tokens` says whether tokens
     that causal attention keeps apart are among them; None where no attention is causal or it cannot be told.
+    `unread` says that it ran and that nothing reads its result.
     `idle_beside` are, for a norm that never ran, other modules with parameters, and parameters, of the same module that
     were not used either.
     """
@@ -96,5 +97,6 @@ class NormSite(NormSpec):
     bend: OpSite | None = None
     over_places: bool | None = None
     over_tokens: bool | None = None
+    unread: bool = False
     idle_beside: tuple[str, ...] = ()
     class_name: str = Field(default="", alias="class")

@@ -19,7 +19,7 @@ from normprobe.anatomy.streams.kinds import branch_kind, family
 from normprobe.anatomy.streams.lent import lent
 from normprobe.anatomy.streams.parts import Part, bends
 from normprobe.anatomy.streams.placement import Norms, branch_norms, placement
-from normprobe.anatomy.streams.recipes import inner_norms, recipes
+from normprobe.anatomy.streams.recipes import inner_norms, normed_inside, recipes
 from normprobe.anatomy.streams.shortcuts import projections
 from normprobe.anatomy.streams.writes import Way, Write
 from normprobe.records import Branch, NormSite
@@ -169,6 +169,7 @@ def _record(
         post_norm=norm_path(around.on_sum, norms) if reading.post else None,
         writers=weights.writers(flow, part, model),
         inner_norms=inner_norms(flow, part, around, norms),
+        normed_inside=normed_inside(flow, write.source, part, norms),
         parameters=weights.parameters(flow, part),
         entry=entry(flow, write, part),
         skip_scale=None if write.skip_scale is None else write.skip_scale * behind,

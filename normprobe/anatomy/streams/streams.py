@@ -19,7 +19,6 @@ from normprobe.anatomy.streams.branches import Reading, branch_records, norm_pat
 from normprobe.anatomy.streams.features import feature_axes
 from normprobe.anatomy.streams.raw_heads import raw_heads
 from normprobe.anatomy.streams.readout import HeadWay, Readout, read_out
-from normprobe.anatomy.streams.recipes import normed_inside
 from normprobe.anatomy.streams.taps import taps
 from normprobe.anatomy.streams.topology import topology
 from normprobe.anatomy.streams.writes import Trunks, Write
@@ -211,7 +210,7 @@ def _final(
 ) -> dict[str, Any]:
     """Path of the final norm, whether one is needed, and why, as fields of the record. A later output that reads the
     stream raw takes features, so that no norm is missing there."""
-    inside = any(normed_inside(flow, reading.write.source, reading.part, norms) for reading in readings)
+    inside = any(branch.normed_inside for branch in branches)
     path, needed, reason = _final_norm(out, branches, norms, ahead, alone, inside)
     if head.later and needed and path is None:
         needed, reason = None, f"the first output takes features at an inner layer; the end is {reason}"

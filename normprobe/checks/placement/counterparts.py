@@ -26,6 +26,8 @@ def counterparts(stream: Stream) -> list[list[Branch]]:
 
 
 def bare(branch: Branch) -> bool:
-    """Whether a branch of a known layer has neither norm nor a factor in its place."""
+    """Whether a branch of a known layer has neither norm nor a factor in its place, nor norms inside that every way
+    through it passes."""
     free = branch.branch_scale.kind == "none" and branch.skip_scale == 1.0 and branch.skip == "identity"
-    return branch.placement == "none" and branch.kind in LAYER_KINDS and free
+    known = branch.placement == "none" and branch.kind in LAYER_KINDS
+    return known and free and not branch.normed_inside

@@ -9,7 +9,7 @@ from typing import final
 from normprobe.checks.additions import Additions
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.placement.counterparts import NORMED, bare, equal_blocks
-from normprobe.checks.placement.trunk_norms import read_behind
+from normprobe.checks.placement.trunk_norms import read_behind, within
 from normprobe.records import Branch, Finding, ReportData, Severity, Stream
 
 
@@ -23,10 +23,11 @@ class MissingBranchNorm(Check):
     The placement of every branch in blocks with the same branches, two blocks or more. Branches of attention, MLP,
     experts or state space that read the raw stream and write to it raw, in every block, where all others of the
     block are normed: at their input, at their output, or by a norm on their sum. Learned or constant factors on
-    such branches stand in for a norm, convolutions do without one in published models, so do MLPs half as wide inside
-    as the stream or less (adapters), and a stream whose branches all have none is built so: none of these is reported.
-    Branches that a weight of zeros writes in every block are skipped: an addition to a layer starts so; and where a
-    norm runs in the block of which it is not known what it belongs to. Where one block differs from the others, that is
+    such branches stand in for a norm, and so do norms inside that every way through the branch passes; convolutions do
+    without one in published models, so do MLPs half as wide inside as the stream or less (adapters), and a stream whose
+    branches all have none is built so: none of these is reported. Branches that a weight of zeros writes in every block
+    are skipped: an addition to a layer starts so; and where a norm runs in the block (in the model, where no modules
+    tell the blocks apart) of which it is not known what it belongs to. Where one block differs from the others, that is
     NP206.
 
     ## Why it matters
@@ -65,13 +66,14 @@ class MissingBranchNorm(Check):
     def _judge(self, stream: Stream, places: list[tuple[Branch, ...]], added: Additions, free: list[str]) -> Outcome:
         behind = [*read_behind(stream), stream.branches[0]]  # the first of all may read what a norm has made as well
         raw = [place for place in places if all(bare(branch) for branch in place)]
-        normed = [branch for place in places if place not in raw for branch in place]
+        others = [branch for place in places if place not in raw for branch in place]
+        normed = [branch for branch in others if branch.placement != "none" or not branch.normed_inside]
         if not normed or any(branch.placement not in NORMED for branch in normed):
             return
         for place in raw:
             if len(behind) > 1 and all(any(branch is one for one in behind) for branch in place):
                 continue  # NP204's
-            unknown = [path for path in free if any(path.startswith(f"{branch.block}.") for branch in place)]
+            unknown = [path for path in free if any(_may_hold(branch, path) for branch in place)]
             if unknown:
                 why = f"{unknown[0]} runs in its block, and which branch it belongs to could not be told"
                 yield self.skip(why, [stream.place(branch) for branch in place])
@@ -93,11 +95,17 @@ class MissingBranchNorm(Check):
         )
 
 
+def _may_hold(branch: Branch, norm: str) -> bool:
+    """Whether a norm may lie in the block of a branch; where no module is that block alone, any may."""
+    return branch.layer is not None or branch.block == "." or within(norm, branch.block)
+
+
 def _free(data: ReportData) -> list[str]:
-    """Norms that ran and belong to no branch and to no end of a stream, as far as that is known."""
+    """Norms that ran, are read and belong to no branch and to no end of a stream, as far as that is known."""
     streams = data.anatomy.streams
     held = {name for stream in streams for name in (stream.entry_norm, stream.final_norm)}
     for branch in (branch for stream in streams for branch in stream.branches):
         held |= {branch.pre_norm, branch.output_norm, branch.post_norm, *branch.inner_norms}
     roles = ("inner", "pre", "post", "output")
-    return [norm.path for norm in data.anatomy.norms if norm.executed and norm.role in roles and norm.path not in held]
+    ran = [norm for norm in data.anatomy.norms if norm.executed and norm.role in roles and not norm.unread]
+    return [norm.path for norm in ran if norm.path not in held]

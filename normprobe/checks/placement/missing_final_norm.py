@@ -28,7 +28,8 @@ class MissingFinalNorm(Check):
     where the head has several layers and norms what the first of them makes of the raw stream behind an activation
     (the transform of a masked language model); a norm right behind weights alone cancels the stream's scale and is
     skipped. A stream whose branches have norms inside alone, as ConvNeXt's, is judged by the other streams of the
-    model with such branches: where all of them, two at least, end in a norm, it needs one. It is a warning, too, where
+    model with such branches: where all of them, two at least, end in a norm, and it is pooled or returned, it needs
+    one; a head that reads such a stage place by place may have no norm. It is a warning, too, where
     the head reads the stream through its final norm and another head (a value, a reward), a product with
     weights that makes an output of the model, reads it raw. Features that are returned raw are no heads.
 

@@ -29,7 +29,7 @@ def on_the_trunk(stream: Stream) -> list[int]:
 def _inside(norm: str | None, stream: Stream) -> bool:
     """Whether a norm lies in one of the blocks of a stream; what holds blocks is none."""
     blocks = {branch.block for branch in stream.branches}
-    return any(_within(norm, b) for b in blocks if not any(other.startswith(f"{b}.") for other in blocks))
+    return any(within(norm, b) for b in blocks if not any(other.startswith(f"{b}.") for other in blocks))
 
 
 def _inner(stream: Stream) -> bool:
@@ -47,7 +47,7 @@ def unscaled_post(stream: Stream) -> bool:
 def taken_behind(stream: Stream) -> bool:
     """Whether each block takes its skip behind its own first norm: the norm on a block's sum lies in the next block."""
     steps = [(a, b) for a, b in pairwise(stream.branches) if a.block != b.block]
-    return bool(steps) and all(_within(a.post_norm, b.block) for a, b in steps)
+    return bool(steps) and all(within(a.post_norm, b.block) for a, b in steps)
 
 
 def read_behind(stream: Stream) -> list[Branch]:
@@ -57,5 +57,6 @@ def read_behind(stream: Stream) -> list[Branch]:
     return [b for a, b in pairs if b.placement == "none" and a.placement in POST and a.pre_norm is not None]
 
 
-def _within(norm: str | None, block: str) -> bool:
+def within(norm: str | None, block: str) -> bool:
+    """Whether a norm, a module or operations of a forward, lies in a block."""
     return norm is not None and norm.startswith((f"{block}.", f"{block}#"))

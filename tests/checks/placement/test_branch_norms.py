@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import normprobe
 from normprobe.records import Branch, BranchScale, Stream
@@ -69,6 +71,7 @@ def test_what_the_others_have_is_said() -> None:
         stack({**BARE, "branch_scale": BranchScale(kind="channel")}),
         stack({**BARE, "skip": "gate", "skip_scale": None}),
         stack({**BARE, "skip_scale": 2.0}),
+        stack({**BARE, "normed_inside": True}),
     ],
     ids=lambda stream: "",
 )
@@ -101,9 +104,89 @@ class ClassAttention(nn.Module):
         return x + torch.cat([self.mlp(x[:, :1]), x[:, 1:]], 1)
 
 
-def test_a_norm_of_a_block_that_belongs_to_no_branch_is_said() -> None:
-    model = nn.Sequential(*(ClassAttention() for _ in range(3)), nn.LayerNorm(models.WIDTH), nn.Linear(models.WIDTH, 4))
+class ByNumber(nn.Module):
+    """The same in one forward, its layers in lists by kind; the norm of the class token a module or a function."""
+
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        made = [ClassAttention() for _ in range(3)]
+        self.norm1 = nn.ModuleList(block.norm1 for block in made)
+        self.norm2 = nn.ModuleList() if functional else nn.ModuleList(block.norm2 for block in made)
+        self.attention = nn.ModuleList(block.attention for block in made)
+        self.mlp = nn.ModuleList(block.mlp for block in made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(3):
+            x = x + self.attention[i](self.norm1[i](x))
+            first = self.norm2[i](x[:, :1]) if self.norm2 else functional.rms_norm(x[:, :1], (models.WIDTH,))
+            x = torch.cat([first, x[:, 1:]], 1)
+            x = x + torch.cat([self.mlp[i](x[:, :1]), x[:, 1:]], 1)
+        return x
+
+
+BODIES: dict[str, Callable[[], nn.Module]] = {
+    "modules": lambda: nn.Sequential(*(ClassAttention() for _ in range(3))),
+    "lists": lambda: ByNumber(False),
+    "functions": lambda: ByNumber(True),
+}
+
+
+@pytest.mark.parametrize("body", list(BODIES))
+def test_a_norm_of_a_block_that_belongs_to_no_branch_is_said(body: str) -> None:
+    model = nn.Sequential(BODIES[body](), nn.LayerNorm(models.WIDTH), nn.Linear(models.WIDTH, 4))
     report = normprobe.probe(model, torch.randn(2, 6, models.WIDTH))
     assert not [finding for finding in report.findings if finding.code == "NP213"]
     whys = [skipped.why for skipped in report.skipped if skipped.what.startswith("NP213")]
     assert any("which branch it belongs to could not be told" in why for why in whys)
+
+
+class Inside(nn.Module):
+    """An MLP without a norm before it, with one on its hidden features, before or behind the activation; and attention
+    without a norm before it, with one on what its queries, keys and, `values`, values are made of."""
+
+    def __init__(self, values: bool, late: bool) -> None:
+        super().__init__()
+        self.norm, self.hidden = nn.LayerNorm(models.WIDTH), nn.LayerNorm(4 * models.WIDTH)
+        self.qkv, self.out = nn.Linear(models.WIDTH, 3 * models.WIDTH), nn.Linear(models.WIDTH, models.WIDTH)
+        self.up, self.down = nn.Linear(models.WIDTH, 4 * models.WIDTH), nn.Linear(4 * models.WIDTH, models.WIDTH)
+        self.sides = nn.ModuleList(nn.LayerNorm(models.WIDTH) for _ in range(3 if values else 2))
+        self.late = late
+
+    def attend(self, x: Tensor) -> Tensor:
+        made = list(self.qkv(x).chunk(3, -1))
+        for i, norm in enumerate(self.sides):
+            made[i] = norm(made[i])
+        q, k, v = (side.unflatten(-1, (2, -1)).transpose(1, 2) for side in made)
+        return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(x)
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class InsideMlp(Inside):
+    """Attention normed at its input, the MLP inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.norm(x))
+        up = self.up(x)
+        return x + self.down(self.hidden(functional.gelu(up)) if self.late else functional.gelu(self.hidden(up)))
+
+
+def stacked(block: Callable[[], nn.Module]) -> nn.Module:
+    body = nn.Sequential(nn.Linear(models.WIDTH, models.WIDTH), *(block() for _ in range(3)))
+    return nn.Sequential(body, nn.LayerNorm(models.WIDTH), nn.Linear(models.WIDTH, 4))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [lambda: Inside(True, False), lambda: InsideMlp(False, False), lambda: InsideMlp(False, True)],
+    ids=["q, k and v", "before the activation", "behind it"],
+)
+def test_a_norm_inside_that_every_way_passes_stands_for_one(block: Callable[[], nn.Module]) -> None:
+    assert found("NP213", stacked(block), torch.randn(2, 6, models.WIDTH)) == ()
+
+
+def test_norms_on_queries_and_keys_alone_stand_for_none() -> None:
+    (finding,) = found("NP213", stacked(lambda: Inside(False, False)), torch.randn(2, 6, models.WIDTH))
+    assert "the attention branch has no norm" in finding.message

@@ -79,6 +79,24 @@ def test_the_stage_of_a_pyramid_that_alone_ends_raw_is_a_warning(kind: str) -> N
     assert "a mean or sum over the tokens of the raw stream is read without a norm by classifier" in finding.message
 
 
+class Dense(nn.Module):
+    """Reads the last stage of a pyramid place by place."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Conv2d(64, 5, 1)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(pixel_values).last_hidden_state)
+
+
+def test_a_head_that_reads_the_last_stage_place_by_place_leaves_it_open() -> None:
+    model, inputs = convnext(4)
+    dense = Dense(model.convnext).eval()
+    assert [stage.final_norm is None for stage in anatomy(dense, inputs).streams] == [False, False, False, True]
+    assert found("NP201", dense, inputs) == ()
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_too_few_other_stages_leave_it_open(stages: int) -> None:
     model, inputs = convnext(stages)
