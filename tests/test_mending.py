@@ -14,7 +14,7 @@ import normprobe
 from normprobe.checks.placement.missing_final_norm import MissingFinalNorm
 from normprobe.errors import RewriteError, SettingError
 from normprobe.mending import mend, plan, rewrite
-from normprobe.records import Anatomy
+from normprobe.records import Anatomy, Fix
 from normprobe.rewrites import AddFinalNorm, Effect, Site, UpcastNorms
 from normprobe.rewrites.base import module_at
 from tests.models import decoder, gpt2, llama
@@ -26,7 +26,6 @@ def codes(report: normprobe.Report) -> list[str]:
 
 
 def test_what_is_allowed_is_mended_and_the_rest_is_left_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MissingFinalNorm, "fix", "AddFinalNorm")
     model, inputs = narrow_decoder(final=False)
     before = snapshot(model)
     done = mend(model, inputs)
@@ -74,7 +73,7 @@ def test_the_model_is_probed_again_as_the_report_was_made(
         seen.append(more)
         return normprobe.probe(*args, **more)
 
-    monkeypatch.setattr("normprobe.mending.probe", spy)
+    monkeypatch.setattr("normprobe.mending.probed.probe", spy)
     done = mend(model, inputs, report=report)
     assert [each["autocast"] for each in seen] == [autocast]
     assert done.after.target.autocast == autocast
@@ -95,7 +94,7 @@ class Harmful(UpcastNorms):
 
 
 def test_what_raises_another_finding_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normprobe.mending.find", lambda name: Harmful)
+    monkeypatch.setattr("normprobe.mending.attempt.load", lambda values: Harmful())
     model, inputs = narrow_decoder()
     before = snapshot(model)
     done = mend(model, inputs, allow="breaking")
@@ -120,7 +119,7 @@ class Idle(UpcastNorms):
 
 
 def test_what_mends_nothing_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normprobe.mending.find", lambda name: Idle)
+    monkeypatch.setattr("normprobe.mending.attempt.load", lambda values: Idle())
     model, inputs = narrow_decoder()
     before = snapshot(model)
     done = mend(model, inputs)
@@ -137,9 +136,9 @@ def test_a_norm_that_is_written_out_has_no_mend() -> None:
 
 
 def test_a_mend_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MissingFinalNorm, "fix", "PolishNorms")
+    monkeypatch.setattr(MissingFinalNorm, "fixes", (Fix(rewrite="PolishNorms"),))
     done = mend(*decoder("pre", final=False))
-    assert [each.why for each in done.left] == ["its mend PolishNorms does not exist yet"]
+    assert [each.why for each in done.left] == ["its mend PolishNorms does not exist"]
 
 
 def test_settings_are_checked() -> None:

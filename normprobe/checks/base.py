@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from typing import ClassVar, TypeAlias
 
-from normprobe.records import Finding, ReportData, Severity, Skipped
+from normprobe.records import Finding, Fix, ReportData, Severity, Skipped
 from normprobe.records.sweep import SweepReport
 
 Outcome: TypeAlias = Iterator[Finding | Skipped]
@@ -106,7 +106,8 @@ class Check(ABC):
         severity: the worst severity that this check raises.
         since: version of normprobe that first had it.
         needs: what has to be known before it can speak.
-        fix: name of the rewrite that mends what it finds, or None.
+        fixes: the rewrites that mend what it finds, to be applied together; none where none does. A finding may have
+            settings of its own, or no fix.
         gives_way: codes of checks of a cause: where one of them found something and was heard, this one is left out.
         explains: codes of checks of what may come from its findings; among those of one severity they come behind it.
     """
@@ -116,9 +117,14 @@ class Check(ABC):
     severity: ClassVar[Severity]
     since: ClassVar[str]
     needs: ClassVar[Needs] = Needs.STRUCTURE
-    fix: ClassVar[str | None] = None
+    fixes: ClassVar[tuple[Fix, ...]] = ()
     gives_way: ClassVar[tuple[str, ...]] = ()
     explains: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def fix(self) -> str | None:
+        """Name of the rewrite that mends what it finds, the first of several; None where none does."""
+        return self.fixes[0].rewrite if self.fixes else None
 
     @abstractmethod
     def check(self, data: ReportData) -> Outcome:
@@ -173,6 +179,7 @@ class Check(ABC):
         severity: Severity | None = None,
         places: Iterable[str] = (),
         about: str = "",
+        fixes: tuple[Fix, ...] | None = None,
     ) -> Finding:
         """A finding of this check.
 
@@ -186,6 +193,7 @@ class Check(ABC):
             severity: the severity, when it is milder than the check's own.
             places: every place, when the finding stands for several.
             about: what at the place it is about, where this check can find several things there.
+            fixes: what mends it, where that is not what mends all that this check finds; empty where nothing does.
 
         Raises:
             ValueError: if neither `against` nor `source` says where the claim comes from.
@@ -193,6 +201,7 @@ class Check(ABC):
         known = next((item for item in self.limits() if item.name == against), None)
         if source is None and known is None:
             raise ValueError(f"{self.code}: a finding needs a source or one of the limits, found {against!r}")
+        mends = self.fixes if fixes is None else fixes
         return Finding(
             code=self.code,
             name=self.name,
@@ -205,7 +214,8 @@ class Check(ABC):
             limit=getattr(self, known.name) if known else bound,
             unit=known.unit if known else "",
             source=self._origin_of(known) if known and source in (None, known.source) else str(source),
-            fix=self.fix,
+            fix=mends[0].rewrite if mends else None,
+            fixes=mends,
         )
 
     def _origin_of(self, known: Limit) -> str:

@@ -106,8 +106,8 @@ def rules(checks: Iterable[Check] = ALL) -> list[dict[str, Any]]:
         checks: the checks to list.
 
     Returns:
-        Rows with code, name, severity (the worst it raises), since, needs, fix, limits (name, value, unit,
-        source) and summary.
+        Rows with code, name, severity (the worst it raises), since, needs, fix, fixes (rewrite, settings, at_places),
+        limits (name, value, unit, source) and summary.
     """
     return [
         {
@@ -117,6 +117,7 @@ def rules(checks: Iterable[Check] = ALL) -> list[dict[str, Any]]:
             "since": check.since,
             "needs": check.needs.words(),
             "fix": check.fix,
+            "fixes": [each.model_dump(mode="json") for each in check.fixes],
             "limits": [
                 {"name": item.name, "value": item.value, "unit": item.unit, "source": item.source}
                 for item in check.limits()
@@ -188,7 +189,7 @@ def _near(asked: str, checks: Iterable[Check], also: Iterable[str] = ()) -> str:
 def documentation(check: Check) -> str:
     """The page of `check` in Markdown: facts, the docstring's text, and the limits with their sources."""
     needs = ", ".join(check.needs.words())
-    fix = f"`{check.fix}`" if check.fix else "none yet"
+    fix = " and ".join(f"`{each.call()}`" for each in check.fixes) or "none"
     facts = f"Severity: {check.severity.value} at worst · needs: {needs} · fix: {fix} · since {check.since}"
     summary, _, body = check.page().partition("\n")
     parts = [f"# {check.code} {check.name}", summary, facts, body.strip()]

@@ -17,6 +17,7 @@ from normprobe.records.basis import Basis
 from normprobe.records.bounded import BoundedNorm
 from normprobe.records.computed_weights import ComputedWeight
 from normprobe.records.declared import Declared
+from normprobe.records.fixes import Fix
 from normprobe.records.gradients import BranchGradient, GradientLaw, GradientMeasure, KindGradients, LayerGradient
 from normprobe.records.init import Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.measurements import (
@@ -68,6 +69,7 @@ __all__ = [
     "FailOn",
     "Declared",
     "Finding",
+    "Fix",
     "GradientLaw",
     "GradientMeasure",
     "Growth",

@@ -10,6 +10,7 @@ from pydantic import Field
 from normprobe.records.anatomy import Anatomy
 from normprobe.records.base import Record
 from normprobe.records.declared import Declared
+from normprobe.records.fixes import Fix
 from normprobe.records.measurements import Level, Measurements
 from normprobe.records.settings import FailOn, Settings
 
@@ -32,9 +33,10 @@ class Severity(str, Enum):
 class Finding(Record):
     """One claim: what was found at `where`, the measured value, the limit and where the limit comes from.
 
-    `places` lists every place when one finding stands for several with the same value. `about` names what at the place
-    it is about, where its check can find several things there: a field of a configuration, a part of a norm; it is the
-    same in the next run. `known` says that a baseline has it, so that it does not fail a run.
+    `fix` names the rewrite that mends it, the first of several; `fixes` has all of them with their settings, to be
+    applied together. `places` lists every place when one finding stands for several with the same value. `about` names
+    what at the place it is about, where its check can find several things there: a field of a configuration, a part of
+    a norm; it is the same in the next run. `known` says that a baseline has it, so that it does not fail a run.
     """
 
     code: str = Field(pattern=r"^NP\d{3}$")
@@ -49,7 +51,13 @@ class Finding(Record):
     unit: str = ""
     source: str
     fix: str | None = None
+    fixes: tuple[Fix, ...] = ()
     known: bool = False
+
+    @property
+    def mends(self) -> tuple[Fix, ...]:
+        """`fixes`; of a report that has the name alone, that rewrite with its own settings."""
+        return self.fixes or ((Fix(rewrite=self.fix),) if self.fix else ())
 
     @property
     def every_place(self) -> tuple[str, ...]:

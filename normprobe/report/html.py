@@ -99,10 +99,10 @@ def _versions(data: ReportData) -> str:
 
 
 def _finding(data: ReportData, group: FindingGroup) -> str:
-    first, count = group.first, len(group.places)
+    first, count, mend = group.first, len(group.places), mend_text(group.findings)
     places = f" ({plural(count, 'place')})" if count > 1 else ""
     more = f" (and {group.others} more like it)" if group.others else ""
-    fix = f'<p class="np-fix">mend: <code>{escape(mend_text(first.fix))}</code></p>' if first.fix else ""
+    fix = f'<p class="np-fix">mend: <code>{escape(mend)}</code></p>' if mend else ""
     return (
         f'<article class="np-finding np-{first.severity.value}">'
         f'<p><span class="np-code">{first.severity.value} {first.code}</span> <b>{escape(first.name)}</b> '

@@ -75,15 +75,15 @@ def _ends(data: ReportData) -> Iterator[str]:
 
 
 def _finding(data: ReportData, group: FindingGroup) -> Iterator[str]:
-    first, count = group.first, len(group.places)
+    first, count, mend = group.first, len(group.places), mend_text(group.findings)
     places = f" ({plural(count, 'place')})" if count > 1 else ""
     more = f" (and {group.others} more like it)" if group.others else ""
     where = code(joined(titled_places(data, group), 160))
     yield f"- **{first.severity.value} {first.code} {escape(first.name)}** at {where}{places}  "
     yield f"  {escape(first.message)}{more}  "
-    yield f"  {escape(' · '.join(group.evidence))}" + ("  " if first.fix else "")
-    if first.fix:
-        yield f"  mend: {code(mend_text(first.fix))}"
+    yield f"  {escape(' · '.join(group.evidence))}" + ("  " if mend else "")
+    if mend:
+        yield f"  mend: {code(mend)}"
 
 
 def _chart(chart: Chart) -> Iterator[str]:

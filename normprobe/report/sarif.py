@@ -95,7 +95,7 @@ def _notifications(data: ReportData) -> Iterator[dict[str, Any]]:
 
 
 def _result(finding: Finding, index: int, data: ReportData) -> dict[str, Any]:
-    facts = json.loads(finding.model_dump_json(include={"value", "limit", "unit", "source", "fix"}))
+    facts = json.loads(finding.model_dump_json(include={"value", "limit", "unit", "source", "fix", "fixes"}))
     known = {"kind": "external", "status": "accepted", "justification": "in the baseline"}
     return {
         "ruleId": finding.code,
@@ -104,7 +104,7 @@ def _result(finding: Finding, index: int, data: ReportData) -> dict[str, Any]:
         "message": {"text": sentence(finding)},
         "locations": [location(place, data.target) for place in finding.every_place],
         **fingerprints(fingerprint(finding)),
-        "properties": {key: value for key, value in facts.items() if value not in (None, "")},
+        "properties": {key: value for key, value in facts.items() if value not in (None, "", [])},
     } | ({"suppressions": [known]} if finding.known else {})
 
 

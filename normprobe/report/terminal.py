@@ -140,8 +140,8 @@ def _finding(page: Page, data: ReportData, group: FindingGroup) -> Text:
         body.append(page.text(f" (and {group.others} more like it)"))
     body.append("\n")
     body.append_text(page.facts(group.evidence, _LEFT, style="dim"))
-    if group.first.fix:
-        body.append("\n" + page.text(f"mend: {mend_text(group.first.fix)}"), style="green")
+    if mend := mend_text(group.findings):
+        body.append("\n" + page.text(f"mend: {mend}"), style="green")
     return body
 
 

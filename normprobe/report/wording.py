@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from normprobe.records import Severity
+from normprobe.records import Finding, Fix, Severity
 
 SEVERITIES = tuple(Severity)
 
@@ -105,9 +105,22 @@ def plural(count: int, singular: str, several: str | None = None) -> str:
     return f"{count} {singular if count == 1 else several or singular + 's'}"
 
 
-def mend_text(fix: str) -> str:
-    """The Python call that applies the rewrite `fix`."""
-    return f"normprobe.rewrite(model, [normprobe.{fix}()])"
+def mend_text(findings: Sequence[Finding]) -> str:
+    """The Python call that applies the rewrites that mend findings; empty where none does."""
+    calls = [f"normprobe.{fix.call(places)}" for fixes, places in mends_of(findings) for fix in fixes]
+    return f"normprobe.rewrite(model, [{', '.join(calls)}])" if calls else ""
+
+
+def mends_of(findings: Iterable[Finding]) -> list[tuple[tuple[Fix, ...], tuple[str, ...]]]:
+    """What mends these findings: rewrites that are to be applied together, with all the places that ask for them."""
+    found: list[tuple[tuple[Fix, ...], tuple[str, ...]]] = []
+    for finding in findings:
+        if not finding.mends:
+            continue
+        at = next((i for i, (fixes, _) in enumerate(found) if fixes == finding.mends), len(found))
+        known = found[at][1] if at < len(found) else ()
+        found[at : at + 1] = [(finding.mends, tuple(dict.fromkeys((*known, *finding.every_place))))]
+    return found
 
 
 def tally(severities: Iterable[Severity]) -> str:

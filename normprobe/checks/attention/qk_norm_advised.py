@@ -8,7 +8,10 @@ from typing import final
 
 from normprobe.checks.attention.each_site import EachSiteCheck, Pair, largest, matched, product, share
 from normprobe.checks.base import Needs, Outcome, Unit, limit, number
-from normprobe.records import Finding, ReportData, Severity
+from normprobe.checks.norms.gains import looks_drawn
+from normprobe.records import Finding, Fix, ReportData, Severity
+
+_DISTILLED = (Fix(rewrite="AddQKNorm", settings={"start": "distilled"}, at_places=True),)
 
 
 @final
@@ -47,6 +50,8 @@ class QKNormAdvised(EachSiteCheck):
     code, name, severity, since = "NP405", "qk-norm-advised", Severity.NOTE, "0.1.0"
     needs = Needs.STRUCTURE | Needs.FORWARD
 
+    fixes = (Fix(rewrite="AddQKNorm", at_places=True),)
+
     max_logit: float = limit(
         25.0,
         unit=Unit.LOGIT,
@@ -65,12 +70,12 @@ class QKNormAdvised(EachSiteCheck):
             yield self.skip("the logits are large and carry a position bias, q·k alone was not measured", unseen)
         over = [pair for pair in large if self._large(_size(pair))]
         if over:
-            yield self._found(over, len(pairs))
+            yield self._found(over, len(pairs), data)
 
     def _large(self, logit: float) -> bool:
         return math.isfinite(logit) and self.exceeds(logit, self.max_logit)
 
-    def _found(self, over: list[Pair], count: int) -> Finding:
+    def _found(self, over: list[Pair], count: int, data: ReportData) -> Finding:
         worst = max(over, key=_size)
         site = worst.known[0]
         head = max(worst.measure.heads, key=lambda one: (one.uncapped_max or 0.0) if site.biased else one.sampled_max)
@@ -85,6 +90,7 @@ class QKNormAdvised(EachSiteCheck):
             value=_size(worst),
             against="max_logit",
             places=[pair.measure.path for pair in over],
+            fixes=None if looks_drawn(data) else _DISTILLED,
         )
 
 

@@ -17,8 +17,10 @@ from normprobe.checks.attention.each_site import (
     share,
 )
 from normprobe.checks.base import Needs, Outcome, Unit, limit, number
-from normprobe.records import Finding, ReportData, Severity
+from normprobe.records import Finding, Fix, ReportData, Severity
 from normprobe.theory import FORMATS, format_of
+
+_BELOW = 0.95  # choice: clipped logits lie within 4 roundings of their limit, 3 % in bfloat16
 
 
 @final
@@ -64,6 +66,8 @@ class UnresolvedLogits(EachSiteCheck):
     code, name, severity, since = "NP401", "unresolved-logits", Severity.WARNING, "0.1.0"
     needs = Needs.STRUCTURE | Needs.FORWARD
 
+    fixes = (Fix(rewrite="QKClip"),)
+
     max_logit: float = limit(
         50.0, unit=Unit.LOGIT, source="Gemma Team 2024 (Gemma 2), sec. 2: the cap on attention logits"
     )
@@ -106,6 +110,7 @@ class UnresolvedLogits(EachSiteCheck):
             value=size,
             against="max_logit",
             places=[one.measure.path for one in over],
+            fixes=(Fix(rewrite="QKClip", settings={"limit": _BELOW * self.max_logit}),) if math.isfinite(size) else (),
         )
 
     def _bounded(self, loose: list[Pair], count: int) -> Finding:
@@ -118,6 +123,7 @@ class UnresolvedLogits(EachSiteCheck):
             against="max_logit",
             severity=Severity.NOTE,
             places=[pair.measure.path for pair in loose],
+            fixes=(),
         )
 
 

@@ -8,7 +8,7 @@ from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit
 from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck
-from normprobe.records import ReportData, Severity
+from normprobe.records import Fix, ReportData, Severity
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite
 
 
@@ -46,6 +46,7 @@ class SmallBatch(BatchNormCheck):
     """
 
     code, name, severity, since = "NP702", "small-batch", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="ToGroupNorm", at_places=True),)
     needs = SURE
     explains = ("NP701",)
 

@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Outcome
 from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck
-from normprobe.records import Finding, ReportData, Severity
+from normprobe.records import Finding, Fix, ReportData, Severity
 from normprobe.records.batchnorm import BatchNormMeasure, BatchNormSite
 
 
@@ -44,6 +44,7 @@ class ThawingBatchNorm(BatchNormCheck):
     """
 
     code, name, severity, since = "NP706", "thawing-batch-norm", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="FreezeBatchNorm", at_places=True),)
     needs = SURE
 
     def judge(self, found: BatchNormMeasure, data: ReportData) -> Outcome:

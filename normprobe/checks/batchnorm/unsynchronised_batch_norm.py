@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit
 from normprobe.checks.batchnorm.each_batch_norm import SURE, BatchNormCheck
-from normprobe.records import ReportData, Severity
+from normprobe.records import Fix, ReportData, Severity
 from normprobe.records.batchnorm import BatchNormMeasure
 
 
@@ -42,6 +42,7 @@ class UnsynchronisedBatchNorm(BatchNormCheck):
     """
 
     code, name, severity, since = "NP704", "unsynchronised-batch-norm", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="ToSyncBatchNorm", at_places=True),)
     needs = SURE
 
     min_samples: float = limit(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome
-from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
-from normprobe.records import Initialisation, ReportData, Severity
+from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck, usual_scheme
+from normprobe.records import Fix, Initialisation, ReportData, Severity
 
 _NAMED = 4  # parameters that the message names
 
@@ -38,7 +38,7 @@ class BlockedGradient(DrawnCheck):
 
     ## What to do
 
-    Leave one of them at 0 and draw the others.
+    Leave one of them at 0 and draw the others (`Initialise`).
 
     ## When to ignore it
 
@@ -51,6 +51,7 @@ class BlockedGradient(DrawnCheck):
     """
 
     code, name, severity, since = "NP606", "blocked-gradient", Severity.ERROR, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", at_places=True),)
     needs = NEEDS
     open_too = True
     explains = "NP305", "NP501", "NP502"
@@ -67,6 +68,7 @@ class BlockedGradient(DrawnCheck):
                 source="the product rule: each derivative has the other factor in it",
                 places=[path for path, _ in places],
                 about="factors",
+                fixes=_opened({name: None for _, zeros in places for name in zeros}, init, data),
             )
         known = {(blocked.stream, blocked.branch) for blocked in init.blocked} | set(init.closed)
         gradients = data.measurements.gradients
@@ -93,7 +95,19 @@ class BlockedGradient(DrawnCheck):
                 severity=Severity.WARNING,
                 places=places,
                 about=about,
+                fixes=(),
             )
+
+
+def _opened(zeros: Iterable[str], init: Initialisation, data: ReportData) -> tuple[Fix, ...]:
+    """Draws these zeros as far as `Initialise` can, but for writers in a model whose writers all start at 0."""
+    roles = {site.parameter: site.roles for site in data.anatomy.weights}
+    known = [name for name in zeros if name in roles or any(norm.weight == name for norm in data.anatomy.norms)]
+    writers = [weight for weight in init.weights if "writer" in weight.roles]
+    closed = {weight.parameter for weight in writers if all(one.mean == one.std == 0 for one in writers)}
+    drawn = [name for name in known if name not in closed] or known
+    scheme = usual_scheme(weight for weight in init.weights if weight.parameter not in drawn)
+    return (Fix(rewrite="Initialise", settings={"scheme": scheme, "only": tuple(drawn)}),) if drawn else ()
 
 
 def _message(names: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit
-from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
-from normprobe.records import Finding, Initialisation, ReportData, Severity, WeightMeasure
+from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck, usual_scheme
+from normprobe.records import Finding, Fix, Initialisation, ReportData, Severity, WeightMeasure
 
 _ONE_LAYER = ", as experts that start from one layer"
 
@@ -37,7 +37,8 @@ class ConstantWeight(DrawnCheck):
 
     ## What to do
 
-    Draw the weight at random; a buffer, `requires_grad=False` or a function for a kernel that is meant to be fixed.
+    Draw the weight at random (`Initialise`); a buffer, `requires_grad=False` or a function for a kernel that is meant
+    to be fixed.
 
     ## When to ignore it
 
@@ -50,6 +51,7 @@ class ConstantWeight(DrawnCheck):
     """
 
     code, name, severity, since = "NP605", "constant-weight", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", at_places=True),)
     needs = NEEDS
     open_too = True
     explains = "NP305", "NP308", "NP501", "NP502", "NP503"
@@ -67,11 +69,11 @@ class ConstantWeight(DrawnCheck):
         if whole:
             every = f"the constant {whole[0].mean:.4g}" if whole[0].distribution == "constant" else "one row many times"
             text = f"all its outputs are the same ({every}){_gradients(whole[0], data)}"
-            yield self._found(whole, text, whole[0].distribution)
+            yield self._found(whole, text, whole[0].distribution, fixes=_drawn(init, whole))
         part = [w for w in init.weights if w not in whole and "head" not in w.roles and w.parameter in outputs]
         shares = {w.parameter: (w.alike or 0) / outputs[w.parameter] for w in part if w.repeated}
         stay = [w for w in part if self.exceeds(shares.get(w.parameter, 0.0), self.max_share)]
-        yield from self._part(stay, shares, outputs, data)
+        yield from self._part(stay, shares, outputs, data, fixes=_drawn(init, stay))
         more = {w.parameter: w.repeated / outputs[w.parameter] for w in part if w.repeated and w not in stay}
         others = [w for w in part if self.exceeds(more.get(w.parameter, 0.0), self.max_share)]
         yield from self._part(others, more, outputs, data, Severity.NOTE)
@@ -84,6 +86,7 @@ class ConstantWeight(DrawnCheck):
         outputs: dict[str, int],
         data: ReportData,
         severity: Severity | None = None,
+        fixes: tuple[Fix, ...] = (),
     ) -> Outcome:
         """One finding for all weights of which some outputs are the same."""
         if found:
@@ -97,6 +100,7 @@ class ConstantWeight(DrawnCheck):
                 about="part",
                 severity=severity,
                 places=[weight.parameter for weight in found],
+                fixes=fixes,
             )
 
     def _experts(self, init: Initialisation) -> Outcome:
@@ -111,7 +115,12 @@ class ConstantWeight(DrawnCheck):
             yield self._found(apart, text, len(apart), Severity.NOTE)
 
     def _found(
-        self, weights: list[WeightMeasure], text: str, value: float | str, severity: Severity | None = None
+        self,
+        weights: list[WeightMeasure],
+        text: str,
+        value: float | str,
+        severity: Severity | None = None,
+        fixes: tuple[Fix, ...] = (),
     ) -> Finding:
         return self.finding(
             weights[0].parameter,
@@ -121,7 +130,14 @@ class ConstantWeight(DrawnCheck):
             severity=severity,
             about="experts" if severity else "",
             places=[weight.parameter for weight in weights],
+            fixes=fixes,
         )
+
+
+def _drawn(init: Initialisation, found: list[WeightMeasure]) -> tuple[Fix, ...]:
+    """Draws these weights anew, as the others of the model are."""
+    scheme = usual_scheme(weight for weight in init.weights if weight not in found)
+    return (Fix(rewrite="Initialise", settings={"scheme": scheme}, at_places=True),)
 
 
 def _gradients(weight: WeightMeasure, data: ReportData) -> str:

@@ -9,7 +9,7 @@ from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
 from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
-from normprobe.records import Finding, Initialisation, ReportData, Severity, WeightMeasure
+from normprobe.records import Finding, Fix, Initialisation, ReportData, Severity, WeightMeasure
 
 _LINEAR = ("torch_default", "xavier", "lecun")  # the narrowest first
 _WORDS: Mapping[str, str] = {"relu": "ReLU", "leaky_relu": "leaky ReLU", "gelu": "GELU", "silu": "SiLU"}
@@ -50,6 +50,7 @@ class LinearGainBeforeReLU(DrawnCheck):
     """
 
     code, name, severity, since = "NP601", "linear-gain-before-relu", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", settings={"scheme": "kaiming"}, at_places=True),)
     needs = NEEDS
     explains = "NP501", "NP502", "NP503"
 

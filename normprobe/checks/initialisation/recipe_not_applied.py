@@ -7,7 +7,9 @@ from typing import final
 
 from normprobe.checks.base import Needs, Outcome, Unit, limit, number
 from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
-from normprobe.records import Initialisation, ReportData, Severity, WeightMeasure
+from normprobe.records import Fix, Initialisation, ReportData, Severity, WeightMeasure
+
+_STD = 0.02  # Radford et al. 2018, sec. 4.1
 
 
 @final
@@ -30,7 +32,8 @@ class RecipeNotApplied(DrawnCheck):
 
     ## What to do
 
-    Draw these weights anew by the class's initialiser, or write into the configuration what is meant.
+    Draw these weights anew by the class's initialiser (or `Initialise`, where that is GPT-2's), or write into the
+    configuration what is meant.
 
     ## When to ignore it
 
@@ -42,6 +45,7 @@ class RecipeNotApplied(DrawnCheck):
     """
 
     code, name, severity, since = "NP603", "recipe-not-applied", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", settings={"scheme": "gpt2"}, at_places=True),)
     needs = NEEDS | Needs.CONFIG
     explains = "NP301", "NP501", "NP502", "NP503"
 
@@ -70,6 +74,7 @@ class RecipeNotApplied(DrawnCheck):
                 against="max_ratio",
                 places=[weight.parameter for _, weight in held],
                 about="too large" if above else "too small",
+                fixes=None if all(_as_gpt2(weight, data) for _, weight in held) else (),
             )
 
     def _ratio(self, weight: WeightMeasure) -> float | None:
@@ -82,3 +87,11 @@ class RecipeNotApplied(DrawnCheck):
             return None
         ratio = weight.std / own if own else float("inf")
         return ratio if self.exceeds(ratio, self.max_ratio, least=1 / self.max_ratio) else None
+
+
+def _as_gpt2(weight: WeightMeasure, data: ReportData) -> bool:
+    """Whether the model's own class draws this weight as GPT-2's, so that `Initialise` has its recipe."""
+    streams = {site.parameter: site.stream for site in data.anatomy.weights}
+    stream = streams.get(weight.parameter)
+    writes = len(data.anatomy.streams[stream].branches) if stream is not None and "writer" in weight.roles else 1
+    return weight.own is not None and weight.own[1][0] <= _STD / max(writes, 1) ** 0.5 <= weight.own[1][1]

@@ -8,7 +8,7 @@ from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
 from normprobe.checks.initialisation.drawn import NEARLY, NEEDS, DrawnCheck, common
-from normprobe.records import Initialisation, ReportData, Severity, Stream, WeightMeasure
+from normprobe.records import Fix, Initialisation, ReportData, Severity, Stream, WeightMeasure
 from normprobe.records.weights import WeightRole
 
 _BY_FANS = ("torch_default", "xavier", "lecun", "kaiming", "kaiming_fan_out")  # the narrowest first
@@ -50,6 +50,7 @@ class UnscaledWriters(DrawnCheck):
     """
 
     code, name, severity, since = "NP602", "unscaled-writers", Severity.NOTE, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", settings={"scheme": "gpt2", "only": "writers"}),)
     needs = NEEDS
 
     min_writes: float = limit(

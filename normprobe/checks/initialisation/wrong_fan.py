@@ -8,7 +8,7 @@ from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
 from normprobe.checks.initialisation.drawn import NEEDS, DrawnCheck
-from normprobe.records import Initialisation, ReportData, Severity, WeightMeasure, WeightSite
+from normprobe.records import Fix, Initialisation, ReportData, Severity, WeightMeasure, WeightSite
 
 
 @final
@@ -43,6 +43,7 @@ class WrongFan(DrawnCheck):
     """
 
     code, name, severity, since = "NP604", "wrong-fan", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", at_places=True),)
     needs = NEEDS
     explains = "NP301", "NP302", "NP306", "NP501", "NP502", "NP503"
 
@@ -67,7 +68,15 @@ class WrongFan(DrawnCheck):
                     value=first.gain,
                     against="min_weights",
                     places=[w.parameter for w in weights],
+                    fixes=_by(recipe),
                 )
+
+
+def _by(recipe: str) -> tuple[Fix, ...]:
+    """Draws by the recipe that was meant, with the right fans; nothing where `Initialise` does not have it."""
+    if recipe not in ("lecun", "kaiming"):
+        return ()
+    return (Fix(rewrite="Initialise", settings={"scheme": recipe}, at_places=True),)
 
 
 def _told(weight: WeightMeasure, site: WeightSite | None) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit
-from normprobe.checks.norms.gains import GainCheck, Stored, looks_trained, of
-from normprobe.records import Elements, Finding, ReportData, Severity
+from normprobe.checks.norms.gains import RESET, GainCheck, Stored, looks_drawn, looks_trained, of
+from normprobe.records import Elements, Finding, Fix, ReportData, Severity
 
 
 @final
@@ -48,6 +48,7 @@ class DeadGain(GainCheck):
     """
 
     code, name, severity, since = "NP110", "dead-gain", Severity.ERROR, "0.1.0"
+    fixes = RESET
 
     many: float = limit(0.5, unit=Unit.RATIO, source="choice: half of the channels, more than pruning alone leaves")
 
@@ -65,21 +66,29 @@ class DeadGain(GainCheck):
             if gain.zeros == gain.count and bypassed:
                 severity = _bypassed([n for n in norms if n.site.role == norm.site.role], looks_trained(data))
             if severity is not None:
-                yield self._found(norm, gain, severity, bypassed)
+                yield self._found(norm, gain, severity, bypassed, None if looks_drawn(data) else ())
 
     def _severity(self, norm: Stored, gain: Elements) -> Severity:
         if gain.zeros < gain.count:
             return Severity.WARNING if self.exceeds(gain.zeros / gain.count, self.many) else Severity.NOTE
         return Severity.WARNING if norm.site.role == "inner" else Severity.ERROR
 
-    def _found(self, norm: Stored, gain: Elements, severity: Severity, bypassed: bool) -> Finding:
+    def _found(
+        self, norm: Stored, gain: Elements, severity: Severity, bypassed: bool, fixes: tuple[Fix, ...] | None
+    ) -> Finding:
         text = f"the gain is 0 in {of(gain.zeros, gain.count)} channels"
         offset = norm.known.offset
         if gain.zeros == gain.count:
             left = "the offset" if offset is not None and offset.peak else "0"
             text += f": its output is {left} whatever comes in" + (", and its branch adds no more" if bypassed else "")
         return self.finding(
-            norm.site.path, text, value=gain.zeros / gain.count, severity=severity, bound=0.0, source="x · 0 = 0"
+            norm.site.path,
+            text,
+            value=gain.zeros / gain.count,
+            severity=severity,
+            bound=0.0,
+            source="x · 0 = 0",
+            fixes=fixes,
         )
 
 

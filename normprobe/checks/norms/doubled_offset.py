@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.norms.gains import SEVERAL, GainCheck, Stored, looks_drawn
+from normprobe.checks.norms.gains import RESET, SEVERAL, GainCheck, Stored, looks_drawn
 from normprobe.records import Elements, Finding, NormSite, ReportData, Severity
 
 _KINDS = frozenset({"layernorm", "rmsnorm"})
@@ -55,6 +55,7 @@ class DoubledOffset(GainCheck):
     """
 
     code, name, severity, since = "NP112", "doubled-offset", Severity.WARNING, "0.1.0"
+    fixes = RESET
     explains = ("NP109",)
 
     negative: float = limit(
@@ -70,7 +71,8 @@ class DoubledOffset(GainCheck):
         """Yield one finding for all norms of a form, or one for each that stands out."""
         if not looks_drawn(data):
             yield from self._never(norms)
-        yield from self._twice(norms)
+        for found in self._twice(norms):
+            yield found if looks_drawn(data) else found.model_copy(update={"fix": None, "fixes": ()})
 
     def _never(self, norms: Sequence[Stored]) -> Iterator[Finding]:
         held = [(n, n.known.gain) for n in norms if _plain(n.site) and n.known.gain is not None]
@@ -89,6 +91,7 @@ class DoubledOffset(GainCheck):
             value=rarer / count,
             against="mixed",
             places=[norm.site.path for norm, _ in pairs],
+            fixes=(),
         )
 
     def _twice(self, norms: Sequence[Stored]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
 from normprobe.checks.declarations import governs, stated
-from normprobe.records import Declared, Finding, NormSite, ReportData, Severity
+from normprobe.records import Declared, Finding, Fix, NormSite, ReportData, Severity
 from normprobe.records.norms import ON_STREAMS
 
 _KINDS = frozenset({"layernorm", "rmsnorm", "unknown"})
@@ -38,7 +38,8 @@ class EpsDiffersFromConfig(Check):
 
     ## What to do
 
-    Find out with which eps the model was trained, and put that number into configuration and code.
+    Find out with which eps the model was trained, and put that number into configuration and code. `SetEps` sets
+    the stated one.
 
     ## When to ignore it
 
@@ -51,6 +52,7 @@ class EpsDiffersFromConfig(Check):
 
     code, name, severity, since = "NP104", "eps-differs-from-config", Severity.WARNING, "0.1.0"
     needs = Needs.STRUCTURE | Needs.CONFIG
+    fixes = (Fix(rewrite="SetEps", at_places=True),)
     explains = ("NP103",)
 
     max_difference: float = limit(
@@ -91,8 +93,15 @@ class EpsDiffersFromConfig(Check):
             bound=float(declared[0].value),
             source=f"{declared[0].field} of the configuration",
             severity=Severity.NOTE if own else None,
+            fixes=() if own else _stated_eps(declared),
             places=[norm.path for norm in norms],
         )
+
+
+def _stated_eps(declared: list[Declared]) -> tuple[Fix, ...]:
+    """Sets the eps that is stated; nothing where several are."""
+    values = {float(one.value) for one in declared}
+    return (Fix(rewrite="SetEps", settings={"eps": values.pop()}, at_places=True),) if len(values) == 1 else ()
 
 
 def _judged(norm: NormSite) -> bool:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
-from normprobe.records import Finding, NormSite, ReportData, Severity, Stream, StreamMeasure
+from normprobe.checks.declarations import stated
+from normprobe.checks.norms.gains import looks_drawn
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity, Stream, StreamMeasure
 
 _KINDS = frozenset({"layernorm", "rmsnorm"})
 
@@ -37,7 +39,7 @@ class EpsDominatesSignal(Check):
 
     ## What to do
 
-    In a new model draw the embedding larger, multiply it up, or take a smaller eps. In a trained model keep
+    In a new model draw the embedding larger, multiply it up, or take a smaller eps (`SetEps`). In a trained model keep
     eps exactly as it was in training, in every port.
 
     ## When to ignore it
@@ -51,6 +53,7 @@ class EpsDominatesSignal(Check):
     """
 
     code, name, severity, since = "NP103", "eps-dominates-signal", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="SetEps"),)
     needs = Needs.STRUCTURE | Needs.FORWARD
 
     noted: float = limit(
@@ -72,19 +75,33 @@ class EpsDominatesSignal(Check):
                 for path, rms in _inputs(stream, known[stream.name]):
                     smallest[path] = min(rms, smallest.get(path, math.inf))
         norms = [(data.anatomy.norm(path), rms) for path, rms in smallest.items()]
-        yield from self._judged([(norm, rms) for norm, rms in norms if norm is not None and _judgeable(norm, rms)])
+        known_norms = [(norm, rms) for norm, rms in norms if norm is not None and _judgeable(norm, rms)]
+        yield from self._judged(known_norms, self._smaller(known_norms, data))
 
-    def _judged(self, norms: list[tuple[NormSite, float]]) -> Outcome:
+    def _smaller(self, norms: list[tuple[NormSite, float]], data: ReportData) -> tuple[Fix, ...]:
+        """An eps that is small beside all inputs; for new models, where the configuration states none."""
+        inside = all(norm.eps_placement == "inside_sqrt" for norm in data.anatomy.norms if norm.executed)
+        if not norms or not inside or not looks_drawn(data) or stated(data, "eps"):
+            return ()
+        most = self.noted * min(rms for _, rms in norms) ** 2
+        return (Fix(rewrite="SetEps", settings={"eps": float(f"1e{math.floor(math.log10(most))}")}),)
+
+    def _judged(self, norms: list[tuple[NormSite, float]], fixes: tuple[Fix, ...]) -> Outcome:
         shares = sorted(((_share(norm, rms), norm, rms) for norm, rms in norms), key=lambda one: -one[0])
         over = [one for one in shares if self.exceeds(one[0], self.noted)]
         high = [one for one in over if self.exceeds(one[0], self.most)]
         if high:
-            yield self._found(high, len(norms), Severity.WARNING, "most")
+            yield self._found(high, len(norms), Severity.WARNING, "most", fixes)
         if len(over) > len(high):
-            yield self._found(over[len(high) :], len(norms), Severity.NOTE, "noted")
+            yield self._found(over[len(high) :], len(norms), Severity.NOTE, "noted", fixes)
 
     def _found(
-        self, over: list[tuple[float, NormSite, float]], count: int, severity: Severity, against: str
+        self,
+        over: list[tuple[float, NormSite, float]],
+        count: int,
+        severity: Severity,
+        against: str,
+        fixes: tuple[Fix, ...],
     ) -> Finding:
         share, norm, rms = over[0]
         left = {"inside_sqrt": 1 / math.sqrt(1 + share), "outside_sqrt": 1 / (1 + share), "clamp": min(1.0, 1 / share)}
@@ -97,6 +114,7 @@ class EpsDominatesSignal(Check):
             against=against,
             severity=severity,
             places=[site.path for _, site, _ in over],
+            fixes=fixes,
         )
 
 

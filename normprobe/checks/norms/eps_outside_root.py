@@ -8,7 +8,7 @@ from typing import final
 
 from normprobe.checks.base import Unit, limit, number
 from normprobe.checks.norms.each_norm import EachNormCheck
-from normprobe.records import Finding, NormSite, ReportData, Severity
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity
 
 ROOTED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})
 _SMALL = 1e-2  # an RMS below which activations seldom are
@@ -40,7 +40,7 @@ class EpsOutsideRoot(EachNormCheck):
 
     ## What to do
 
-    For a new model, move eps inside the root. For a trained one, keep it and say so in the model's
+    For a new model, move eps inside the root (`SetEps`). For a trained one, keep it and say so in the model's
     documentation, and compare any port at small inputs and with a row of zeros.
 
     ## When to ignore it
@@ -55,6 +55,7 @@ class EpsOutsideRoot(EachNormCheck):
     """
 
     code, name, severity, since = "NP101", "eps-outside-root", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="SetEps", at_places=True),)
 
     rounding: float = limit(
         2.0**-24,
@@ -77,6 +78,7 @@ class EpsOutsideRoot(EachNormCheck):
             value=norm.eps,
             source="Ioffe & Szegedy 2015, algorithm 1; torch.nn.RMSNorm",
             severity=Severity.NOTE if _clamps_square(norm) else None,
+            fixes=_squared(norm) if _clamps_square(norm) else None,
         )
 
     def _nil(self, norm: NormSite) -> bool:
@@ -103,6 +105,13 @@ class EpsOutsideRoot(EachNormCheck):
             f"{text}: with {eps}, a port with eps inside the root differs by a factor of "
             f"{number(_factor(norm, norm.eps, rms))} at an input RMS of {number(rms)}"
         )
+
+
+def _squared(norm: NormSite) -> tuple[Fix, ...]:
+    """Adds inside the root what the mean square is kept above; `eps` of the norm is its root."""
+    if not norm.eps:
+        return ()
+    return (Fix(rewrite="SetEps", settings={"eps": float(f"{norm.eps**2:.4g}")}, at_places=True),)
 
 
 def _clamps_square(norm: NormSite) -> bool:

@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import number
 from normprobe.checks.norms.each_norm import EachNormCheck, seen_by
-from normprobe.records import Finding, NormSite, ReportData, Severity
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity
 from normprobe.theory import Format
 
 _GUARDED = frozenset({"layernorm", "rmsnorm", "batchnorm", "groupnorm", "instancenorm"})  # what has an eps by custom
@@ -51,7 +51,7 @@ class EpsVanishesInDtype(EachNormCheck):
     """
 
     code, name, severity, since = "NP102", "eps-vanishes-in-dtype", Severity.ERROR, "0.1.0"
-    fix = "UpcastNorms"
+    fixes = (Fix(rewrite="UpcastNorms"),)
 
     def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
         """One finding where eps is 0 in the dtype that the norm uses it in."""
@@ -76,7 +76,7 @@ class EpsVanishesInDtype(EachNormCheck):
             severity=Severity.WARNING,
             about="no eps",
         )
-        return found.model_copy(update={"fix": None})
+        return found.model_copy(update={"fix": None, "fixes": ()})
 
     def _vanishes(self, norm: NormSite, form: Format) -> bool | None:
         """Whether eps is lost, for an input in `form`; None where that cannot be told."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from normprobe.checks.base import Check, Needs, Outcome
-from normprobe.records import Elements, NormGain, NormSite, ReportData
+from normprobe.records import Elements, Fix, NormGain, NormSite, ReportData
 
 TRAINED = 0.5  # at most that share of the weights of a trained model fits a distribution that one draws from
 DRAWN = 0.9  # at least that share of those of a fresh one does
 SEVERAL = 8  # elements from which a gain is looked at channel by channel
 HUGE = 1e6  # ten thousand times the gains of most trained models, below what fresh memory holds
+RESET = (Fix(rewrite="Initialise", settings={"only": "norms"}),)  # gains 1, offsets 0; for models that are not trained
 _BARE = frozenset({"affine", "identity"})  # normalise nothing: a gain of 0 there is a branch that starts closed
 
 

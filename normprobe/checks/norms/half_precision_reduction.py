@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.norms.each_norm import EachNormCheck, Seen, seen_by
-from normprobe.records import Finding, NormSite, ReportData, Severity
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity
 from normprobe.theory import BFLOAT16, FLOAT16, Format
 
 WITHOUT_STATISTIC = frozenset({"dyt", "affine", "identity"})
@@ -47,7 +47,7 @@ class HalfPrecisionReduction(EachNormCheck):
     """
 
     code, name, severity, since = "NP106", "half-precision-reduction", Severity.ERROR, "0.1.0"
-    fix = "UpcastNorms"
+    fixes = (Fix(rewrite="UpcastNorms"),)
 
     def judge(self, norm: NormSite, data: ReportData) -> Finding | str | None:
         """One finding where the norm reduces in the dtype of its input."""
@@ -66,7 +66,7 @@ class HalfPrecisionReduction(EachNormCheck):
             severity=_severity(seen.form),
         )
         mendable = norm.module and not norm.batch_dependent  # there is a module whose forward can be wrapped
-        return found if mendable else found.model_copy(update={"fix": None})
+        return found if mendable else found.model_copy(update={"fix": None, "fixes": ()})
 
 
 def _severity(form: Format | None) -> Severity:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome, Unit, limit, number
-from normprobe.records import Finding, NormSite, ReportData, Severity, Stream
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity, Stream
 
 _SOURCE = "the other norms of the model"
 
@@ -45,6 +45,7 @@ class MixedEps(Check):
     """
 
     code, name, severity, since = "NP105", "mixed-eps", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="SetEps", at_places=True),)
     explains = ("NP103",)
 
     alike: float = limit(1.5, unit=Unit.RATIO, source="choice: factor within which recovered values are one constant")
@@ -95,7 +96,15 @@ class MixedEps(Check):
                     f"{_eps(norm)}, and {_eps(most[0])} in {len(most)} of the {len(norms)} norms of its kind and place"
                 )
                 bound = most[0].eps
-                yield self.finding(norm.path, text, value=norm.eps, bound=bound, source=_SOURCE, severity=severity)
+                yield self.finding(
+                    norm.path,
+                    text,
+                    value=norm.eps,
+                    bound=bound,
+                    source=_SOURCE,
+                    severity=severity,
+                    fixes=_usual(most[0]),
+                )
         elif rest:
             counts = ", ".join(f"{len(group)} have {_eps(group[0])}" for group in (most, *rest))
             yield self.finding(
@@ -106,6 +115,7 @@ class MixedEps(Check):
                 source=_SOURCE,
                 severity=Severity.NOTE,
                 places=[norm.path for group in rest for norm in group],
+                fixes=(),
             )
 
     def _final(self, stream: Stream, found: dict[str, NormSite]) -> Iterator[Finding]:
@@ -118,12 +128,27 @@ class MixedEps(Check):
             if rest == [[final]] and len(most) > 1:
                 text = f"the final norm has {_eps(final)}, and those before the {len(most)} branches {_eps(most[0])}"
                 yield self.finding(
-                    final.path, text, value=final.eps, bound=most[0].eps, source=_SOURCE, severity=Severity.NOTE
+                    final.path,
+                    text,
+                    value=final.eps,
+                    bound=most[0].eps,
+                    source=_SOURCE,
+                    severity=Severity.NOTE,
+                    fixes=_usual(most[0]),
                 )
 
 
 def _known(norm: NormSite) -> bool:
     return norm.executed and (norm.eps_placement == "none" or norm.eps is not None)
+
+
+def _usual(norm: NormSite) -> tuple[Fix, ...]:
+    """Sets the eps of most; nothing where that stands elsewhere than inside the root."""
+    if norm.eps_placement == "none":
+        return (Fix(rewrite="SetEps", settings={"eps": 0.0}, at_places=True),)
+    if norm.eps is None or norm.eps_placement != "inside_sqrt":
+        return ()
+    return (Fix(rewrite="SetEps", settings={"eps": float(f"{norm.eps:.4g}")}, at_places=True),)
 
 
 def _eps(norm: NormSite) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import COST, Check, Needs, Outcome, Unit, limit, number
-from normprobe.records import NormSite, ReportData, Severity
+from normprobe.records import Fix, NormSite, ReportData, Severity
 
 _SAME = {
     "layernorm": ("F.layer_norm", {"none", "weight", "weight+bias"}),
@@ -51,7 +51,7 @@ class UnfusedNorm(Check):
 
     code, name, severity, since = "NP116", "unfused-norm", Severity.NOTE, "0.1.0"
     needs = Needs.STRUCTURE | Needs.FORWARD
-    fix = "FuseNorms"
+    fixes = (Fix(rewrite="FuseNorms", at_places=True),)
 
     most: float = limit(
         0.1, unit=Unit.RATIO, source="choice: a tenth of the time, of which one kernel would give most back"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Outcome, Unit, limit, number
-from normprobe.checks.norms.gains import HUGE, SEVERAL, GainCheck, Stored, looks_drawn, of
-from normprobe.records import Elements, Finding, ReportData, Severity
+from normprobe.checks.norms.gains import HUGE, RESET, SEVERAL, GainCheck, Stored, looks_drawn, of
+from normprobe.records import Elements, Finding, Fix, ReportData, Severity
 
 _SOURCE = "torch.empty: the values of fresh memory are undefined"
 
@@ -37,8 +37,8 @@ class UninitialisedGain(GainCheck):
 
     ## What to do
 
-    Set gains to 1 (0 where 1 + w is used) and offsets to 0 after `to_empty`, and give the norm's class a
-    `reset_parameters`. For a converted checkpoint, look for keys that were missed in loading.
+    Set gains to 1 (0 where 1 + w is used) and offsets to 0 after `to_empty`, as `Initialise` does, and give the norm's
+    class a `reset_parameters`. For a converted checkpoint, look for keys that were missed in loading.
 
     ## When to ignore it
 
@@ -51,6 +51,7 @@ class UninitialisedGain(GainCheck):
     """
 
     code, name, severity, since = "NP109", "uninitialised-gain", Severity.ERROR, "0.1.0"
+    fixes = RESET
 
     largest: float = limit(
         HUGE,
@@ -71,18 +72,29 @@ class UninitialisedGain(GainCheck):
         fresh = looks_drawn(data)
         for norm in norms:
             for name, held in norm.parts:
+                fixes = None if fresh else ()
                 text = self._garbage(held, norm.site.kind == "batchnorm" and not fresh)
                 if text:
-                    yield self._found(norm, name, text, held)
+                    yield self._found(norm, name, text, held, fixes)
                 elif fresh and name == "gain":
                     text = self._odd(held) or self._alone(norm, held, norms)
                     if text:
-                        yield self._found(norm, name, text, held, Severity.WARNING)
+                        yield self._found(norm, name, text, held, fixes, Severity.WARNING)
 
-    def _found(self, norm: Stored, name: str, text: str, held: Elements, severity: Severity | None = None) -> Finding:
+    def _found(
+        self,
+        norm: Stored,
+        name: str,
+        text: str,
+        held: Elements,
+        fixes: tuple[Fix, ...] | None,
+        severity: Severity | None = None,
+    ) -> Finding:
         value = held.peak if not held.non_finite else float("nan")
         told = f"the {name} {text}" if severity is None else f"in a model as it was drawn, the {name} {text}"
-        return self.finding(norm.site.path, told, value=value, source=_SOURCE, severity=severity, about=name)
+        return self.finding(
+            norm.site.path, told, value=value, source=_SOURCE, severity=severity, about=name, fixes=fixes
+        )
 
     def _garbage(self, held: Elements, may_shrink: bool) -> str:
         """What no set or trained value explains; empty where there is nothing."""

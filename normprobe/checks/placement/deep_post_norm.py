@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Check, Outcome, Unit, limit
 from normprobe.checks.placement.trunk_norms import unscaled_post
-from normprobe.records import Finding, ReportData, Severity, Stream
+from normprobe.records import Finding, Fix, ReportData, Severity, Stream
 
 
 @final
@@ -44,6 +44,10 @@ class DeepPostNorm(Check):
     """
 
     code, name, severity, since = "NP205", "deep-post-norm", Severity.WARNING, "0.1.0"
+    fixes = (
+        Fix(rewrite="ScaleResidual", settings={"kind": "deepnorm"}),
+        Fix(rewrite="Initialise", settings={"scheme": "deepnorm"}),
+    )
 
     max_writes: float = limit(
         48.0,
@@ -70,4 +74,5 @@ class DeepPostNorm(Check):
             value=float(stream.depth),
             against="max_writes",
             severity=Severity.NOTE if trained else None,
+            fixes=() if trained else None,
         )

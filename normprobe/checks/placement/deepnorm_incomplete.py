@@ -9,7 +9,7 @@ from typing import final
 
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
 from normprobe.checks.initialisation.drawn import common
-from normprobe.records import Branch, Finding, ReportData, Severity, Stream, WeightMeasure
+from normprobe.records import Branch, Finding, Fix, ReportData, Severity, Stream, WeightMeasure
 
 
 @final
@@ -49,6 +49,7 @@ class DeepNormIncomplete(Check):
     """
 
     code, name, severity, since = "NP211", "deepnorm-incomplete", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="Initialise", settings={"scheme": "deepnorm"}),)
     needs = Needs.STRUCTURE | Needs.WEIGHTS
 
     max_update: float = limit(
@@ -87,6 +88,7 @@ class DeepNormIncomplete(Check):
             value=odd[0].skip_scale,
             source="Wang et al. 2022, sec. 4.2",
             places=[branch.path for branch in odd],
+            fixes=(),
         )
 
     def _initial(self, stream: Stream, data: ReportData) -> Outcome:
@@ -122,6 +124,7 @@ class DeepNormIncomplete(Check):
                 value=1.0,
                 bound=alpha,
                 source="Wang et al. 2022, sec. 4.2",
+                fixes=(Fix(rewrite="ScaleResidual", settings={"kind": "deepnorm"}),),
             )
 
     def _large(self, stream: Stream, size: float) -> Finding:

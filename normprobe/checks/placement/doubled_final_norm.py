@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome, number
-from normprobe.records import Finding, NormSite, ReportData, Severity, Stream
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity, Stream
 
 
 @final
@@ -33,7 +33,8 @@ class DoubledFinalNorm(Check):
     ## What to do
 
     In a new model, leave out one of the two: of a post-norm stack the final norm (`norm=None` of
-    torch.nn.TransformerEncoder). In a trained one keep both.
+    torch.nn.TransformerEncoder). In a trained one keep both, or let
+    `RemoveNorms` merge them.
 
     ## When to ignore it
 
@@ -47,6 +48,7 @@ class DoubledFinalNorm(Check):
     """
 
     code, name, severity, since = "NP202", "doubled-final-norm", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="RemoveNorms", at_places=True),)
 
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for every stream that ends in two norms in a row."""
@@ -69,6 +71,7 @@ class DoubledFinalNorm(Check):
             value=second.follows,
             source="Xiong et al. 2020, table 1",
             severity=Severity.NOTE if post else None,
+            fixes=() if itself else None,
         )
 
 

@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Check, Outcome, number
 from normprobe.checks.placement.misplaced_final_norm import misplaced
-from normprobe.records import Finding, NormSite, ReportData, Severity, Stream, StreamMeasure
+from normprobe.records import Finding, Fix, NormSite, ReportData, Severity, Stream, StreamMeasure
 
 
 @final
@@ -58,7 +58,7 @@ class MissingFinalNorm(Check):
     """
 
     code, name, severity, since = "NP201", "missing-final-norm", Severity.ERROR, "0.1.0"
-    fix = "AddFinalNorm"
+    fixes = (Fix(rewrite="AddFinalNorm"),)
 
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for every stream that needs a final norm and has none."""
@@ -104,6 +104,7 @@ class MissingFinalNorm(Check):
             source="Radford et al. 2019, sec. 2.3; Xiong et al. 2020, table 1",
             severity=Severity.WARNING,
             about="another head",
+            fixes=(),
         )
 
     @staticmethod

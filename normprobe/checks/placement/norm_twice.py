@@ -7,7 +7,7 @@ from typing import final
 
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.placement.doubled_final_norm import at_the_end, change_of, repeats
-from normprobe.records import ReportData, Severity
+from normprobe.records import Fix, ReportData, Severity
 
 
 @final
@@ -30,8 +30,8 @@ class NormTwice(Check):
 
     ## What to do
 
-    In a new model, delete one of the two. In a trained one, keep both, or fold the gain of the first into the
-    second where neither subtracts a mean or adds an offset between them.
+    In a new model, delete one of the two. In a trained one, keep both, or let `RemoveNorms` merge them,
+    which is exact where neither subtracts a mean or adds an offset between them and the first has one gain for all.
 
     ## When to ignore it
 
@@ -44,6 +44,7 @@ class NormTwice(Check):
     """
 
     code, name, severity, since = "NP207", "norm-twice", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="RemoveNorms", at_places=True),)
 
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for every norm that stands right behind another one."""

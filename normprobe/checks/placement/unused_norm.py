@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome
-from normprobe.records import Anatomy, Finding, NormSite, ReportData, Severity
+from normprobe.records import Anatomy, Finding, Fix, NormSite, ReportData, Severity
 
 
 @final
@@ -33,7 +33,7 @@ class UnusedNorm(Check):
 
     ## What to do
 
-    Call it where it belongs, or delete it.
+    Call it where it belongs, or delete it (`RemoveNorms`).
 
     ## When to ignore it
 
@@ -46,6 +46,7 @@ class UnusedNorm(Check):
     """
 
     code, name, severity, since = "NP208", "unused-norm", Severity.WARNING, "0.1.0"
+    fixes = (Fix(rewrite="RemoveNorms", at_places=True),)
 
     def check(self, data: ReportData) -> Outcome:
         """Yield one finding for every norm that was not executed inside a module that ran."""
@@ -72,6 +73,7 @@ class UnusedNorm(Check):
             f"{text}; nor was {beside} beside it" if beside else text,
             source="the recorded data flow",
             severity=Severity.NOTE if beside else None,
+            fixes=() if beside else None,
         )
 
 
