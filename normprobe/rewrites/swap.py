@@ -32,6 +32,7 @@ class Layer(_Module):
     """
 
     NOTE: ClassVar[str]
+    normprobe_name: ClassVar[str | None] = None  # of the class, where that of the class below would no longer be right
 
     def extra_repr(self) -> str:
         """The module's own text, and what was laid over its class, lowest first."""
@@ -55,11 +56,12 @@ _made: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def _over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
-    """`base` with `layer` over it, the same class every time; its name stays, since some tools go by it."""
+    """`base` with `layer` over it, the same class every time; its name stays if it is right: some tools go by it."""
     if (layer, base) not in _made:
-        body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+        named = {"__qualname__": layer.normprobe_name or base.__qualname__}
+        body = {"__module__": base.__module__, "__doc__": base.__doc__, **named}
         metaclass: Callable[..., type[nn.Module]] = type(base)
-        _made[layer, base] = metaclass(base.__name__, (layer, base), body)
+        _made[layer, base] = metaclass(layer.normprobe_name or base.__name__, (layer, base), body)
     return _made[layer, base]
 
 

@@ -75,7 +75,8 @@ def test_rules_are_plain_data_in_the_order_of_the_checks() -> None:
     assert json.loads(json.dumps(rows)) == rows
     assert [row["code"] for row in rows] == sorted(check.code for check in ALL)
     (row,) = [row for row in rows if row["code"] == "NP401"]
-    assert set(row) == {"code", "name", "severity", "since", "needs", "fix", "limits", "summary"}
+    assert set(row) == {"code", "name", "severity", "since", "needs", "fix", "fixes", "limits", "summary"}
+    assert (row["fix"], row["fixes"]) == ("QKClip", [{"rewrite": "QKClip", "settings": {}, "at_places": False}])
     assert row["limits"] == [
         {
             "name": "max_logit",
@@ -89,11 +90,13 @@ def test_rules_are_plain_data_in_the_order_of_the_checks() -> None:
 def test_a_page_has_its_facts_its_text_and_its_limits() -> None:
     page = explain(401)
     assert page == documentation(find("NP401"))
-    assert "Severity: warning at worst · needs: structure, forward · fix: none yet · since 0.1.0" in page
+    assert "Severity: warning at worst · needs: structure, forward · fix: `QKClip()` · since 0.1.0" in page
     assert "| `max_logit` | 50 logit | Gemma Team 2024" in page
     assert "| `max_abs` | 32752 | IEEE 754" in explain(304)
     assert "## Limits" not in explain("NP201")
-    assert "fix: `UpcastNorms`" in explain("NP106")
+    assert "fix: `UpcastNorms()`" in explain("NP106")
+    assert 'fix: `Initialise(scheme="gpt2", only="writers")` · since' in explain("NP602")
+    assert "fix: none · since" in explain("NP204")
 
 
 def test_the_checks_load_without_torch(root: Path) -> None:

@@ -312,6 +312,11 @@ def test_the_healthy_document_raises_nothing_and_skips_nothing() -> None:
     assert run(b.document(dtype="bfloat16")) == ((), ())
 
 
+# In these documents no rewrite mends it: the eps is of a trained model, one layer has another factor, the class draws
+# by a recipe of its own, and what is 0 is no weight.
+NOT_MENDED = {"NP103", "NP211", "NP603", "NP606"}
+
+
 @pytest.mark.parametrize("code", FAULTS)
 def test_its_own_fault_raises_its_own_code(code: str) -> None:
     found = [finding for finding in run(FAULTS[code]())[0] if finding.code == code]
@@ -321,7 +326,8 @@ def test_its_own_fault_raises_its_own_code(code: str) -> None:
     assert finding.severity.rank >= find(code).severity.rank
     assert finding.source
     assert finding.where
-    assert finding.fix == find(code).fix
+    assert finding.fix == (None if code in NOT_MENDED else find(code).fix)
+    assert [fix.rewrite for fix in finding.fixes][:1] == [name for name in [finding.fix] if name is not None]
     assert ReportData.model_validate_json(ReportData(findings=(finding,)).model_dump_json()).findings
 
 

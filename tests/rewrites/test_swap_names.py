@@ -70,7 +70,16 @@ def test_every_layer_acts_once_in_its_order_and_hides_nothing() -> None:
 
 def test_layers_define_no_name_that_a_module_is_likely_to_have() -> None:
     own = {name for layer in _all(Layer) for name in vars(layer) if not name.startswith("_")}
-    assert own <= {"forward", "extra_repr", "NOTE", "KEY", "ASIDE", "normprobe_act", "normprobe_below"}
+    assert own <= {
+        "forward",
+        "extra_repr",
+        "NOTE",
+        "KEY",
+        "ASIDE",
+        "normprobe_act",
+        "normprobe_below",
+        "normprobe_name",
+    }
 
 
 def _all(kind: type) -> set[type]:

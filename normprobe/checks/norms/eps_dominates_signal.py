@@ -84,7 +84,8 @@ class EpsDominatesSignal(Check):
         if not norms or not inside or not looks_drawn(data) or stated(data, "eps"):
             return ()
         most = self.noted * min(rms for _, rms in norms) ** 2
-        return (Fix(rewrite="SetEps", settings={"eps": float(f"1e{math.floor(math.log10(most))}")}),)
+        least = min((norm.eps for norm, _ in norms if norm.eps), default=most)  # no norm gets a larger one than it has
+        return (Fix(rewrite="SetEps", settings={"eps": min(float(f"1e{math.floor(math.log10(most))}"), least)}),)
 
     def _judged(self, norms: list[tuple[NormSite, float]], fixes: tuple[Fix, ...]) -> Outcome:
         shares = sorted(((_share(norm, rms), norm, rms) for norm, rms in norms), key=lambda one: -one[0])

@@ -29,6 +29,7 @@ class Grouped(Layer):
     """
 
     NOTE = "group norm (normprobe)"
+    normprobe_name = "GroupNorm"
     KEY: ClassVar[str] = "_group_norm"
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -35,6 +35,7 @@ class DynamicTanh(Layer):
     """
 
     NOTE = "dynamic tanh (normprobe)"
+    normprobe_name = "DynamicTanh"
     KEY: ClassVar[str] = "_dyt_form"
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
