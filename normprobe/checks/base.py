@@ -198,9 +198,7 @@ class Check(ABC):
         Raises:
             ValueError: if neither `against` nor `source` says where the claim comes from.
         """
-        known = next((item for item in self.limits() if item.name == against), None)
-        if source is None and known is None:
-            raise ValueError(f"{self.code}: a finding needs a source or one of the limits, found {against!r}")
+        known = self._named(against, source)
         mends = self.fixes if fixes is None else fixes
         return Finding(
             code=self.code,
@@ -217,6 +215,13 @@ class Check(ABC):
             fix=mends[0].rewrite if mends else None,
             fixes=mends,
         )
+
+    def _named(self, against: str | None, source: str | None) -> Limit | None:
+        """The limit of this name; None where a source stands in its place."""
+        known = next((item for item in self.limits() if item.name == against), None)
+        if source is None and known is None:
+            raise ValueError(f"{self.code}: a finding needs a source or one of the limits, found {against!r}")
+        return known
 
     def _origin_of(self, known: Limit) -> str:
         """Where a limit comes from: its source, or the settings where they changed it."""

@@ -95,16 +95,7 @@ class MixedEps(Check):
                 text = (
                     f"{_eps(norm)}, and {_eps(most[0])} in {len(most)} of the {len(norms)} norms of its kind and place"
                 )
-                bound = most[0].eps
-                yield self.finding(
-                    norm.path,
-                    text,
-                    value=norm.eps,
-                    bound=bound,
-                    source=_SOURCE,
-                    severity=severity,
-                    fixes=_usual(most[0]),
-                )
+                yield self._differs(norm, most[0], text, severity)
         elif rest:
             counts = ", ".join(f"{len(group)} have {_eps(group[0])}" for group in (most, *rest))
             yield self.finding(
@@ -127,15 +118,19 @@ class MixedEps(Check):
             (most, *rest) = self._clusters([*before, final])
             if rest == [[final]] and len(most) > 1:
                 text = f"the final norm has {_eps(final)}, and those before the {len(most)} branches {_eps(most[0])}"
-                yield self.finding(
-                    final.path,
-                    text,
-                    value=final.eps,
-                    bound=most[0].eps,
-                    source=_SOURCE,
-                    severity=Severity.NOTE,
-                    fixes=_usual(most[0]),
-                )
+                yield self._differs(final, most[0], text, Severity.NOTE)
+
+    def _differs(self, norm: NormSite, usual: NormSite, text: str, severity: Severity) -> Finding:
+        """That one norm differs from others, and the fix by which it becomes like them."""
+        return self.finding(
+            norm.path,
+            text,
+            value=norm.eps,
+            bound=usual.eps,
+            source=_SOURCE,
+            severity=severity,
+            fixes=_usual(usual),
+        )
 
 
 def _known(norm: NormSite) -> bool:
