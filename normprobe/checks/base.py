@@ -198,8 +198,7 @@ class Check(ABC):
         Raises:
             ValueError: if neither `against` nor `source` says where the claim comes from.
         """
-        known = self._named(against, source)
-        mends = self.fixes if fixes is None else fixes
+        known, mends = self._named(against, source), self.fixes if fixes is None else fixes
         return Finding(
             code=self.code,
             name=self.name,
