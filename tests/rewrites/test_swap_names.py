@@ -75,6 +75,7 @@ def test_layers_define_no_name_that_a_module_is_likely_to_have() -> None:
         "extra_repr",
         "NOTE",
         "KEY",
+        "HELD",
         "ASIDE",
         "normprobe_act",
         "normprobe_below",
