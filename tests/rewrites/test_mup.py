@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 import normprobe
 from normprobe.errors import RewriteError, SettingError
+from normprobe.optimising.mup import carried_places
 from normprobe.rewrites import Effect, Initialise, MuP, Plan, load, make_plan
 from normprobe.rewrites.base import Survey
+from normprobe.sweeping.roles import places
 from tests.rewrites.cases import snapshot
 
 BASE, VOCABULARY, HEADS = 32, 23, 2
@@ -262,6 +264,38 @@ def test_a_model_in_bfloat16_is_carried() -> None:
     assert site.scale == pytest.approx(math.sqrt(16) / 32, rel=4e-3)
 
 
+def test_an_embedding_times_the_root_of_the_width_has_that_of_the_base() -> None:
+    model = hugging("Gemma", **LAYERS, head_dim=8, num_key_value_heads=2)
+    plan = applied(model, TOKENS, base_width=8)
+    anatomy = Survey.of(model, TOKENS).anatomy
+    assert anatomy.streams[0].input_multiplier == pytest.approx(8**0.5, rel=1e-3)
+    assert anatomy.head is not None
+    assert anatomy.head.logit_multiplier == pytest.approx(8 / 32)
+    plan.undo()
+    assert Survey.of(model, TOKENS).anatomy.streams[0].input_multiplier == pytest.approx(32**0.5, rel=1e-3)
+
+
+def resized(kind: str, times: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A model `times` as wide, with as many more heads of the same size."""
+    sizes = {name: times * size for name, size in (LAYERS | {"n_embd": 32, "n_head": 4}).items()}
+    more = {**sizes, "num_hidden_layers": 1, "n_layer": 1, "num_key_value_heads": 2 * times, "num_local_experts": 4}
+    config = getattr(transformers, f"{kind}Config")(**SMALL | {"vocab_size": 50}, image_size=16, patch_size=8, **more)
+    auto = {"ViT": "AutoModelForImageClassification", "Bert": "AutoModelForMaskedLM"}.get(kind, "AutoModelForCausalLM")
+    inputs = {"pixel_values": torch.randn(1, 3, 16, 16)} if kind == "ViT" else TOKENS
+    return getattr(transformers, auto).from_config(config).eval(), inputs
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Mixtral", "Bert", "ViT", "Olmo2"])
+def test_places_are_those_that_two_widths_tell(kind: str) -> None:
+    (wide, inputs), (base, _) = resized(kind, 2), resized(kind, 1)
+    told = places(wide, base, inputs, inputs)
+    applied(wide, inputs, base_width=32)
+    found = carried_places(wide, inputs)
+    assert {name: (p.role, p.ratio, p.fan_out) for name, p in found.items()} == {
+        name: (p.role, p.ratio, p.fan_out) for name, p in told.items()
+    }
+
+
 def test_what_chooses_experts_is_a_readout_without_multiplier() -> None:
     model = hugging("Mixtral", **LAYERS, num_key_value_heads=2, num_local_experts=4)
     applied(model, TOKENS, base_width=8)
@@ -274,7 +308,6 @@ def test_what_chooses_experts_is_a_readout_without_multiplier() -> None:
     ("kind", "fields", "settings", "why"),
     [
         ("Granite", {**LAYERS, "attention_multiplier": 0.5}, {"base_head_dim": 4}, "its scale is 0.5, not 1/√8"),
-        ("Gemma", {**LAYERS, "head_dim": 8, "num_key_value_heads": 2}, {}, "begins with its source times √width"),
         (
             "Qwen3",
             {**LAYERS, "head_dim": 8, "num_key_value_heads": 2},

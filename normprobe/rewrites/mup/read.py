@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normprobe.capture.trace import Node, Trace
 from normprobe.records import Anatomy, Stream, WeightSite
-from normprobe.rewrites.base import Survey
+from normprobe.rewrites.base import Survey, module_at
 from normprobe.rewrites.beside import Around, beside
 from normprobe.rewrites.mup.place import Place
 
@@ -110,21 +110,29 @@ class _Reader:
     def vectors(self, named: Mapping[str, Tensor], weights: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
         """The places of parameters that are no weights."""
         widths = {stream.width for stream in self.anatomy.streams}
-        head = head_weight(self.anatomy)
-        logits = None if head is None else head.shape[0 if head.kind == "embedding" else head.output_axis]
+        beside_head = self._beside_head()
         for name, parameter in named.items():
-            if parameter.numel() == 1 or (tuple(parameter.shape) == (logits,) and logits not in widths):
+            if parameter.numel() == 1 or (parameter.dim() == 1 and id(parameter) in beside_head):
                 yield name, Place("fixed")
-            elif parameter.dim() > 0 and parameter.shape[-1] in widths:
+            elif parameter.shape[-1] in widths:
                 yield name, Place("input", fan_out=self.ratio)
         around: Around = beside(self.anatomy, named)
         for weight, biases in around.biases.items():
             place = weights[weight]
             for bias in biases:
-                fixed = place.role in ("readout", "shared")
-                yield bias.parameter, Place("fixed") if fixed else Place("input", fan_out=place.fan_out)
+                if place.role == "unknown":
+                    yield bias.parameter, place
+                elif place.role != "readout":
+                    yield bias.parameter, Place("input", fan_out=place.fan_out)
         for each in around.norms:
             yield each.parameter, Place("input", fan_out=self._norm(each.parameter, named[each.parameter]))
+
+    def _beside_head(self) -> set[int]:
+        """The parameters in the module of the readout, of which a vector is its bias, by identity."""
+        if self.anatomy.head is None:
+            return set()
+        module = module_at(self.survey.model, self.anatomy.head.path.rpartition(".")[0] or ".")
+        return {id(parameter) for parameter in module.parameters(recurse=False)}
 
     def _norm(self, name: str, gain: Tensor) -> float:
         """The growth of a norm's parameter: those over the features of one head grow as the heads do."""

@@ -21,6 +21,7 @@ from normprobe.rewrites.mup.layers import DividedInput, divide_input, scale_quer
 from normprobe.rewrites.mup.place import Place
 from normprobe.rewrites.mup.read import head_weight, places, width_of
 from normprobe.rewrites.qk.fitness import projection, why_not
+from normprobe.rewrites.residual.scale import scale_output
 from normprobe.rewrites.swap import has_layer
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -44,6 +45,13 @@ class _Queries:
     wanted: float  # the scale of the attention, afterwards
 
 
+@dataclass(frozen=True)
+class _Entry:
+    stream: str
+    factor: float
+    wanted: float  # the multiplier between the stream's source and its first read, afterwards
+
+
 @final
 @dataclass(frozen=True)
 class MuP(Rewrite):
@@ -53,12 +61,13 @@ class MuP(Rewrite):
     `Initialise("lecun")`. At another width weights inside the network keep std 1 / √fan-in, tables and the readout
     that of the base, and what the readout reads is multiplied by base width / width, its weight tied or not (Yang et
     al. 2022, Tensor Programs V, table 8); what chooses among experts is a readout without multiplier, of std ∝
-    1 / fan-in (table 3). Where heads grow, queries get the factor that makes the scale of their attention ∝ 1 /
-    features of a head (definition 4.1), and at the base what it was. Biases become 0, gains of norms 1.
+    1 / fan-in (table 3). A multiplier √width on an embedding becomes that of the base. Where heads grow, queries get
+    the factor that makes the scale of their attention ∝ 1 / features of a head (definition 4.1), and at the base what
+    it was. Biases become 0, gains of norms 1.
 
     Every size inside the branches is taken to have grown with the width. What is refused as a weight of unknown place
-    stays as it is. Refused as a whole where the readout cannot be multiplied, where heads grow and a scale of
-    attention is not 1 / √features, and where what enters the stream is multiplied by √width.
+    stays as it is. Refused as a whole where the readout cannot be multiplied, and where heads grow and a scale of
+    attention is not 1 / √features.
 
     Attributes:
         base_width: features that the readout reads in the model that the learning rate is tuned on.
@@ -88,7 +97,12 @@ class MuP(Rewrite):
 
     def sites(self, survey: Survey) -> Sites:
         """The readout, the queries where heads grow, and every parameter that is written."""
-        whole = [*self._readout(survey), *self._attention(survey), *_entries(survey.anatomy)]
+        head = head_weight(survey.anatomy)
+        whole = [
+            *self._readout(survey),
+            *self._attention(survey),
+            *_entries(survey, width_of(head) / self.base_width if head else 1.0),
+        ]
         refused = tuple(each for each in whole if isinstance(each, Refusal))
         if refused:
             return Sites(refused=refused)
@@ -162,23 +176,31 @@ class MuP(Rewrite):
             factors = torch.ones(weight.shape[detail.axis], dtype=weight.dtype, device=weight.device)
             factors[list(detail.features)] = detail.factor
             scale_queries(module, site.path, factors, undo)
+        elif isinstance(detail, _Entry):
+            scale_output(module, site.path, detail.factor, undo)
         else:
             self._drawing.change(model, site, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check the multiplier of the logits and the scales of attention that the changed model reads as having."""
+        logits = anatomy.head.logit_multiplier if anatomy.head else None
         scales = {site.path: site.scale for site in anatomy.attention}
+        starts = {stream.name: stream.input_multiplier for stream in anatomy.streams}
         for site in sites:
             detail = site.detail
-            if isinstance(detail, Written):
-                continue
-            of_head = isinstance(detail, _Readout)
-            found = scales.get(detail.attention) if not of_head else anatomy.head and anatomy.head.logit_multiplier
-            if not found or abs(found / detail.wanted - 1) > _NEAR:
-                what = "logits times" if of_head else f"attention of {detail.attention} scaled by"
-                expected = f"{what} {detail.wanted:.4g}"
-                raise RewriteError(f"MuP did not take hold at {site.path}", expected=expected, found=repr(found))
+            if isinstance(detail, _Readout):
+                _check(site, "logits times", logits, detail.wanted)
+            elif isinstance(detail, _Queries):
+                _check(site, f"attention of {detail.attention} scaled by", scales.get(detail.attention), detail.wanted)
+            elif isinstance(detail, _Entry):
+                _check(site, f"the start of {detail.stream} times", starts.get(detail.stream), detail.wanted)
         self._drawing.confirm(tuple(site for site in sites if isinstance(site.detail, Written)), anatomy)
+
+
+def _check(site: Site, what: str, found: float | None, wanted: float) -> None:
+    if not found or abs(found / wanted - 1) > _NEAR:
+        expected = f"{what} {wanted:.4g}"
+        raise RewriteError(f"MuP did not take hold at {site.path}", expected=expected, found=repr(found))
 
 
 def _std(place: Place, table: bool) -> float:
@@ -227,13 +249,20 @@ def _scale(site: AttentionSite) -> str | None:
     return f"its scale is {told}, not 1/√{site.head_dim}: what it is at the base is not known"
 
 
-def _entries(anatomy: Anatomy) -> Iterator[Refusal]:
-    """Streams whose start is multiplied by √width."""
-    for stream in anatomy.streams:
+def _entries(survey: Survey, ratio: float) -> Iterator[Site | Refusal]:
+    """The tables of streams whose start is multiplied by √width, which the base multiplies by its own."""
+    for stream in survey.anatomy.streams:
         times = stream.input_multiplier
-        if stream.width and times and times != 1 and abs(times / math.sqrt(stream.width) - 1) < _NEAR:
-            told = "it begins with its source times √width, which grows with the width; make it a constant of the model"
-            yield Refusal(stream.name, told)
+        if ratio == 1 or not (stream.width and times) or abs(times / math.sqrt(stream.width) - 1) > _NEAR:
+            continue
+        path = (stream.source or "").rpartition(".")[0]
+        runs = [call for call in survey.trace.calls if call.path == path and not call.composite]
+        if len(runs) != 1 or len(runs[0].outputs) != 1 or class_stays(module_at(survey.model, path)) is not None:
+            yield Refusal(stream.name, "it begins with its source times √width, and no module gives the source alone")
+            continue
+        factor = 1 / math.sqrt(ratio)
+        detail = _Entry(stream.name, factor, times * factor)
+        yield Site(path, f"what it gives times {factor:.4g}, since it is multiplied by √width", detail=detail)
 
 
 def carried(model: nn.Module) -> MuP | None:
