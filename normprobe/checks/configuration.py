@@ -78,7 +78,7 @@ def load_settings(path: str | os.PathLike[str] | None = None) -> Settings:
 def _nearest(start: Path) -> Settings:
     for folder in (start, *start.parents):
         for path in (folder / OWN, folder / SHARED):
-            if not path.is_file() or (path.name == SHARED and not _names_us(path)):
+            if not path.exists() or (path.name == SHARED and not _names_us(path)):
                 continue
             if (file := _read(path, os.path.relpath(path, start))) is not None:
                 return _settings(file)

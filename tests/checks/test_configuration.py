@@ -171,3 +171,12 @@ def test_the_example_in_the_documentation_is_read(root: Path, tmp_path: Path) ->
     assert found.per_path_ignores == {"vision_tower": ("NP4",), "model.layers.[0-3]": ("NP303",)}
     assert found.limits == {"NP401": {"max_logit": 60.0}}
     assert all(f"`{name}`" in page or f"{name}=" in page for name in Settings.model_fields if name != "source")
+
+
+def test_a_folder_of_the_name_of_the_settings_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "normprobe.toml").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError, match="cannot read the settings in"):
+        load_settings()
