@@ -169,11 +169,4 @@ REASONS: tuple[Reason, ...] = (
         "^registered:Nemotron3DiarizationFor",
         "its upsampler starts as repetition, eight times the identity: the places of the copies tell them apart",
     ),
-    # batch norm
-    Reason(
-        "NP705",
-        "warning",
-        _GAINS,
-        "statistics as fresh as the weights, which its gains about 0 (NP109) hide: they look moved",
-    ),
 )

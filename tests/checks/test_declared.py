@@ -358,3 +358,15 @@ def test_declarations_go_to_json_and_back() -> None:
     assert {d.fact for d in data.declared} >= {"eps", "attention_softcap", "attention_scale", "logit_softcap", "tied"}
     assert ReportData.model_validate_json(data.model_dump_json()) == data
     assert declared_by(nn.Linear(2, 2)) == ()
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_np212_takes_a_classifier_of_the_shape_of_a_small_table_for_no_tied_head(labels: int) -> None:
+    """BERT states that its embeddings are tied; its classifiers of two labels have the shape of the token types'."""
+    transformers = pytest.importorskip("transformers")
+    from tests.models import SMALL, ids
+
+    config = transformers.BertConfig(**SMALL, num_labels=labels)
+    model = transformers.BertForSequenceClassification(config).eval()
+    report = normprobe.probe(model, {"input_ids": ids()})
+    assert not [finding for finding in report.findings if finding.code == "NP212"]

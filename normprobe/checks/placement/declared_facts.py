@@ -121,7 +121,9 @@ def _tied(declared: Declared, data: ReportData) -> Told | None:
     weights = data.anatomy.weights
     shape = next((weight.shape for weight in weights if weight.parameter == head.path), None)
     entries = {stream.source for stream in data.anatomy.streams}
-    tables = [w for w in weights if "embedding" in w.roles and w.shape == shape and w.kind == "embedding"]
+    every = [w for w in weights if "embedding" in w.roles and w.kind == "embedding"]
+    rows = max((table.shape[0] for table in every), default=0)  # a classifier may have the shape of a small table
+    tables = [w for w in every if w.shape == shape and (w.shape[0] == rows or w.parameter in entries)]
     if not tables or any(table.parameter == head.path for table in tables):
         return None
     table = next((w for w in tables if w.parameter in entries), tables[0])

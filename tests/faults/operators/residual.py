@@ -42,20 +42,25 @@ def kin(stream: Stream, branch: Branch) -> list[Branch]:
 
 
 def writes(anatomy: Anatomy) -> list[Site]:
-    """Writes that have two or more others of their kind, on streams that can be measured."""
+    """Writes that have two or more others of their kind and are not 0, on streams that can be measured."""
     return [
         Site(branch.path, (stream, branch))
         for stream in anatomy.streams
         if stream.feature_axis is not None and apart(stream)
         for branch in stream.branches
-        if len(kin(stream, branch)) > 2
+        if len(kin(stream, branch)) > 2 and not closed(branch)
     ]
+
+
+def closed(branch: Branch) -> bool:
+    """Whether a branch is multiplied by 0, as ReZero's start is: it writes nothing that could be changed."""
+    return branch.branch_scale.value == 0
 
 
 def streams(anatomy: Anatomy, least: int = 4) -> list[Site]:
     """Streams of several writes each of which has an add of its own."""
     found = [s for s in anatomy.streams if s.feature_axis is not None and apart(s) and len(s.branches) >= least]
-    return [Site(stream.name, stream) for stream in found]
+    return [Site(stream.name, stream) for stream in found if not any(closed(branch) for branch in stream.branches)]
 
 
 def plain(anatomy: Anatomy) -> list[Site]:
