@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normprobe.capture.invoke import Inputs, split
 from normprobe.records import Anatomy, Branch
 
 PICKS = 3  # branches of each stream that are tried
@@ -131,25 +132,26 @@ def _plain(output: Any) -> Any:
     return list(output.values()) if isinstance(output, Mapping) else output
 
 
-def run(model: nn.Module, inputs: Mapping[str, Tensor], mode: Taint | None = None) -> Tensor:
+def run(model: nn.Module, inputs: Inputs, mode: Taint | None = None) -> Tensor:
     """The model's first output in float64, with the seed reset, so that random steps repeat."""
     torch.manual_seed(1)
+    args, kwargs = split(inputs)
     cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
             if mode is None:
-                return first_output(model(**inputs, **cache)).double()
+                return first_output(model(*args, **(cache | kwargs))).double()
             with mode:
-                output = first_output(model(**inputs, **cache))
+                output = first_output(model(*args, **(cache | kwargs)))
             mode.used = mode.holds(output)
             return output.double()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def holds(model: nn.Module, inputs: Mapping[str, Tensor], anatomy: Anatomy, picks: int = PICKS) -> Held:
+def holds(model: nn.Module, inputs: Inputs, anatomy: Anatomy, picks: int = PICKS) -> Held:
     """Try up to `picks` seeded branches of each stream; the model's parameters are put back. A mixer without weights
     has nothing to try."""
     held = Held()
@@ -166,9 +168,7 @@ def holds(model: nn.Module, inputs: Mapping[str, Tensor], anatomy: Anatomy, pick
     return held
 
 
-def _fault(
-    model: nn.Module, inputs: Mapping[str, Tensor], branch: Branch, branches: list[Branch], held: Held
-) -> str | None:
+def _fault(model: nn.Module, inputs: Inputs, branch: Branch, branches: list[Branch], held: Held) -> str | None:
     params = dict(model.named_parameters(remove_duplicate=False))
     place = f"{branch.block} ({branch.kind}, add in {branch.path})"
     for side, names in (("readers", branch.readers), ("writers", branch.writers)):
@@ -195,9 +195,7 @@ def _fault(
     return f"{place}: its readers move the output by {moved:.1e} only; zeroing its writers moves it by {shift:.1e}"
 
 
-def _redrawn(
-    model: nn.Module, inputs: Mapping[str, Tensor], readers: list[Tensor], writers: list[Tensor]
-) -> tuple[float, float]:
+def _redrawn(model: nn.Module, inputs: Inputs, readers: list[Tensor], writers: list[Tensor]) -> tuple[float, float]:
     """What the readers move, with the writers as they are and at zero, under the first of some noisier weights with
     which they move anything."""
     kept = [p.detach().clone() for p in model.parameters()]
@@ -218,7 +216,7 @@ def _redrawn(
 
 
 def _effects(
-    model: nn.Module, inputs: Mapping[str, Tensor], readers: list[Tensor], writers: list[Tensor]
+    model: nn.Module, inputs: Inputs, readers: list[Tensor], writers: list[Tensor]
 ) -> tuple[float, float, float]:
     """Relative moves of the output: noise on readers, the same with writers zeroed, zeroing the writers alone."""
     base = run(model, inputs)
@@ -239,7 +237,7 @@ def _effects(
 
 
 def _with(
-    model: nn.Module, inputs: Mapping[str, Tensor], params: list[Tensor], change: Callable[[Tensor], None], base: Tensor
+    model: nn.Module, inputs: Inputs, params: list[Tensor], change: Callable[[Tensor], None], base: Tensor
 ) -> float:
     kept = [p.detach().clone() for p in params]
     with torch.no_grad():
@@ -264,7 +262,7 @@ def _noise(param: Tensor, seed: int = 3) -> None:
     param.add_(noise.to(param.dtype))
 
 
-def _reaches(model: nn.Module, inputs: Mapping[str, Tensor], writers: list[Tensor]) -> bool:
+def _reaches(model: nn.Module, inputs: Inputs, writers: list[Tensor]) -> bool:
     """Whether numbers computed from the writers enter the output, other than by choices (a router's, a boundary's).
 
     Also true where no operation reads the writers: then they are none.

@@ -134,3 +134,50 @@ def test_t_fixup_has_its_formulas() -> None:
 def test_a_model_without_a_stream_is_refused() -> None:
     with pytest.raises(RewriteError, match="no residual stream"):
         applied(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 4), Fixup())
+
+
+class Functional(nn.Module):
+    """A pre-norm branch whose norm is no module, with the gain in the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((CHANNELS,), 1.5))
+        self.up, self.down = nn.Linear(CHANNELS, 2 * CHANNELS), nn.Linear(2 * CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(nn.functional.layer_norm(x, (CHANNELS,), self.gain))
+        out: Tensor = x + self.down(y.relu())
+        return out
+
+
+def test_the_gain_of_a_norm_that_cannot_go_stays() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Functional() for _ in range(4)), nn.Linear(CHANNELS, 5)).eval()
+    kept = model[0].up.weight.detach().clone()
+    plan = applied(model, torch.randn(2, 6, CHANNELS), Fixup())
+    assert "refused 0#native_layer_norm:0: it is written out inside a forward and cannot go" in str(plan)
+    assert model[0].gain.tolist() == [1.5] * CHANNELS
+    assert not torch.equal(model[0].up.weight, kept)
+
+
+class Twice(nn.Module):
+    """One activation module inside the branch and on the sum, as torchvision's residual blocks have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(2))
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(x + self.second(self.act(self.first(x))))
+        return out
+
+
+def test_an_activation_that_runs_at_several_places_gets_no_offset() -> None:
+    """It would move the trunk too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3), *(Twice() for _ in range(3)), nn.Flatten(), nn.Linear(256, 5))
+    plan = applied(model.eval(), torch.randn(2, 3, 6, 6), Fixup())
+    assert "6 activations are no modules of their own: no offset is added before them" in str(plan)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("act.fixup_offset")]
+    assert [name for name, _ in model.named_parameters() if name.endswith("first.fixup_offset")]

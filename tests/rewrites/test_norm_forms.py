@@ -202,3 +202,46 @@ def test_an_offset_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RewriteError, match="could not prove StoreGains"):
         applied(model, inputs, StoreGains())
     assert snapshot(model) == kept
+
+
+def test_an_eps_of_more_digits_than_can_be_recovered_is_taken_from_the_operation() -> None:
+    """1.5625e-7, as GLM-4 has it, reads as 1.562e-7; of small inputs that is a change of 1e-4 in the output."""
+    model, x = blocks(eps=1.5625e-7, upcast=False)
+    model, x = model.double(), 1e-4 * x.double()
+    assert norms(model, x)[0].eps != 1.5625e-7
+    proof = applied(model, x, FuseNorms()).proof
+    assert proof is not None
+    assert proof.holds
+    assert proof.max_rel < 1e-12
+
+
+class OfHeads(nn.Module):
+    """A norm that is called with heads apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.1 * torch.randn(4, models.WIDTH // 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() - x.float().mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+        return (self.weight.float() * wide).to(x.dtype)
+
+
+class Apart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.read = OfHeads(), nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.read(self.norm(x.unflatten(-1, (4, -1))).flatten(-2))
+        return out
+
+
+def test_a_gain_for_each_head_and_feature_is_applied_behind_the_fused_operation() -> None:
+    torch.manual_seed(0)
+    model, x = Apart().eval(), torch.randn(2, 5, models.WIDTH)
+    proof = applied(model, x, FuseNorms()).proof
+    assert proof is not None
+    assert proof.holds
+    assert norms(model, x)[0].fused

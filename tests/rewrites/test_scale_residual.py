@@ -142,6 +142,28 @@ class Post(nn.Module):
         return out
 
 
+class Narrowed(nn.Module):
+    """A post-norm branch whose trunk goes through a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shortcut, self.up = nn.Linear(models.WIDTH, models.WIDTH), nn.Linear(models.WIDTH, models.WIDTH)
+        self.down, self.norm = nn.Linear(models.WIDTH, models.WIDTH), nn.LayerNorm(models.WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.down(self.up(x).relu()) + self.shortcut(x))
+        return out
+
+
+def test_a_trunk_that_goes_through_a_matrix_is_refused() -> None:
+    torch.manual_seed(0)
+    plain = (nn.TransformerEncoderLayer(models.WIDTH, 4, 48, 0.0, batch_first=True) for _ in range(3))
+    model = nn.Sequential(next(plain), Narrowed(), *plain).eval()
+    plan = make_plan(model, [ScaleResidual("deepnorm", 2.0)], torch.randn(2, 6, models.WIDTH))
+    assert "refused 1: its trunk passes a projection: no factor on it could be told apart from that" in str(plan)
+    plan.apply()
+
+
 def test_a_pre_norm_stack_becomes_deepnorm_by_its_formula() -> None:
     model, x = double(models.torch_encoder(True, True))
     alpha = deepnorm("encoder", encoder_layers=models.LAYERS)["encoder"].alpha

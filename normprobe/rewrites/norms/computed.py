@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
@@ -17,6 +18,7 @@ from normprobe.rewrites.swap import Layer, has_layer, lay
 from normprobe.rewrites.swap import why_not as class_stays
 
 _INSIDE = ("inside_sqrt", "none")
+_READ = 1e-3  # relative error of an eps that is recovered from the output
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Computed(Layer):
         """(x − mean) / √(var + eps) · gain + offset, or the same without the mean."""
         form: Form = self.__dict__[Computed.KEY]
         gain, offset = (None if name is None else getattr(self, name) for name in (form.weight, form.bias))
-        if form.fused and not form.one_plus and not form.after_cast and _one_dtype(x, gain, offset):
+        if form.fused and not form.one_plus and not form.after_cast and _fits(x, gain, offset):
             return _fused(x, form, gain, offset)
         inner = x.to(torch.promote_types(x.dtype, torch.float32))
         y = _fused(inner, form, None, None) if form.fused else written(inner, form)
@@ -70,8 +72,10 @@ class Computed(Layer):
         return y.to(x.dtype)
 
 
-def _one_dtype(x: Tensor, *parameters: Tensor | None) -> bool:
-    return all(each is None or each.dtype is x.dtype for each in parameters)
+def _fits(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether the fused operation takes these: of the input's dtype, with one number for each feature (a gain for each
+    head and feature has more)."""
+    return all(each is None or (each.dtype is x.dtype and each.shape == x.shape[-1:]) for each in parameters)
 
 
 def _fused(x: Tensor, form: Form, gain: Tensor | None, offset: Tensor | None) -> Tensor:
@@ -107,7 +111,7 @@ def form_of(survey: Survey, norm: NormSite, eps: float | None = None) -> Form | 
     weight, bias = (None if name is None else own_name(norm, name) for name in (norm.weight, norm.bias))
     return Form(
         "layernorm" if norm.subtracts_mean else "rmsnorm",
-        (norm.eps or 0.0) if eps is None else eps,
+        _own_eps(survey, norm) if eps is None else eps,
         weight,
         bias,
         norm.affine.startswith("one_plus"),
@@ -127,6 +131,19 @@ def _why_not(norm: NormSite, eps: float | None) -> str | None:
     if eps is None and norm.eps is None and norm.eps_placement != "none":
         return "its eps is not known"
     return "how it applies its gain could not be read" if norm.affine == "other" else None
+
+
+def _own_eps(survey: Survey, norm: NormSite) -> float:
+    """The eps of a norm to its last digit: the one number that its operations were given and that reads like it, since
+    what is recovered from the output has four digits; that where there is no such number or several."""
+    if norm.eps is None:
+        return 0.0
+    trace = survey.trace
+    runs = [call.id for call in trace.calls if call.path == norm.path and not call.composite]
+    inside = (node for node in trace.nodes if any(trace.inside(node.call, run) for run in runs))
+    given = {value for node in inside for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)}
+    alike = [value for value in given if math.isclose(value, norm.eps, rel_tol=_READ, abs_tol=0.0)]
+    return alike[0] if len(alike) == 1 else norm.eps
 
 
 def why_not_laid(survey: Survey, norm: NormSite) -> str | None:

@@ -148,9 +148,13 @@ class _Search:
                 yield (found.path, head.head), head.sampled_max if head.uncapped_max is None else head.uncapped_max
 
     def _rounding(self, path: str) -> float:
+        """Of the weights in their dtype, and of the sum over the features of a head in float32 or wider."""
         query = self.sites[path].columns.get("q")
         dtype = torch.float32 if query is None else self.survey.model.get_parameter(query.parameter).dtype
-        return 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+        if not dtype.is_floating_point:
+            return 0.0
+        summed = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        return 4 * (torch.finfo(dtype).eps + self.sites[path].head_dim * summed)
 
     def _rows(self) -> Iterator[tuple[Rows, float]]:
         for (path, head), clipped in self.heads.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -76,16 +77,20 @@ class Fixup(Rewrite):
     def _drawing(self) -> Initialise:
         return Initialise(self.variant, seed=self.seed)
 
+    def _drawn(self, survey: Survey) -> Sites:
+        """The weights and their biases; parameters of norms that cannot go stay as they are."""
+        norms = {name for norm in survey.anatomy.norms for name in (norm.weight, norm.bias)}
+        found = self._drawing.sites(survey)
+        return replace(found, sites=tuple(site for site in found.sites if site.touched[0] not in norms))
+
     def sites(self, survey: Survey) -> Sites:
         """The norms, the weights, and for "fixup" the branches, weights and activations that get a number."""
         if not survey.anatomy.streams:
             return Sites(refused=(Refusal(".", "no residual stream was found"),))
         found: list[Site | Refusal] = list(_norms(survey))
-        drawn = self._drawing.sites(survey)
-        norms = {name for norm in survey.anatomy.norms for name in (norm.weight, norm.bias)}
-        weights = [site for site in drawn.sites if site.touched[0] not in norms]
+        drawn = self._drawn(survey)
         own = "{} is drawn anew by what follows it without the norms"
-        found += [replace(w, change=own.format(w.touched[0]), detail=_keep) for w in weights]
+        found += [replace(w, change=own.format(w.touched[0]), detail=_keep) for w in drawn.sites]
         found += drawn.refused
         notes: tuple[str, ...] = ()
         if self.variant == "fixup":
@@ -93,7 +98,7 @@ class Fixup(Rewrite):
             offsets, missed = _offsets(survey)
             found += offsets
             if missed:
-                notes = (f"{missed} activations are no modules: no offset is added before them",)
+                notes = (f"{missed} activations are no modules of their own: no offset is added before them",)
         sites = {(*site.claims, site.change): site for site in found if isinstance(site, Site)}
         return Sites(tuple(sites.values()), tuple(each for each in found if isinstance(each, Refusal)), notes)
 
@@ -104,17 +109,15 @@ class Fixup(Rewrite):
     def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
         """Draw the weights by their place in the model as it is now.
 
-        Raises:
-            RewriteError: a weight would be drawn that was not planned.
+        A weight that did not run when the model was planned stays as it is, also where it runs now: without the norms
+        a router may choose other experts.
         """
         planned = {name for site in sites for name in site.touched}
-        for site in self._drawing.sites(Survey.of(model, inputs)).sites:
-            if not planned.issuperset(site.touched):
-                found = ", ".join(site.touched)
-                raise RewriteError("Fixup would draw a weight that was not planned", expected="none", found=found)
-            with ExitStack() as undo:
-                self._drawing.change(model, site, undo)
-                undo.pop_all()  # `change` has put the old values on the plan's own
+        for site in self._drawn(Survey.of(model, inputs)).sites:
+            if planned.issuperset(site.touched):
+                with ExitStack() as undo:
+                    self._drawing.change(model, site, undo)
+                    undo.pop_all()  # `change` has put the old values on the plan's own
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that none of the norms is left."""
@@ -165,19 +168,23 @@ def _factor(model: nn.Module, site: Site, undo: ExitStack) -> None:
 
 
 def _offsets(survey: Survey) -> tuple[list[Site | Refusal], int]:
-    """A site for every module that weighs or bends a branch's signal, and how many functions bend it without one."""
+    """A site for every module that weighs or bends a branch's signal, and how many functions bend it without one of
+    their own: a module that runs at several places would have one number for all, on the trunk too where it runs there.
+    """
     trace = survey.trace
     flow = build_flow(trace, Levels(trace), Statics(survey.model, trace), [])
     inside = {w.parameter for w in survey.anatomy.weights if not {"reader", "inner", "writer"}.isdisjoint(w.roles)}
+    runs = Counter(call.path for call in trace.calls if not call.composite)
     found: dict[str, Site | Refusal] = {}
     missed = 0
     for step in flow.steps:
         weighs = step.role is Role.MATMUL and not inside.isdisjoint(step.parameters)
         path, call = flow.path(step), trace.calls[step.call]
         leaf = call.spec is not None and not any(True for _ in module_at(survey.model, path or ".").children())
-        if step.role is Role.ACT and not leaf:
+        bends = step.role is Role.ACT and leaf and runs[path] == 1
+        if step.role is Role.ACT and not bends:
             missed += 1
-        if leaf and (weighs or step.role is Role.ACT):
+        if bends or (leaf and weighs):
             why = class_stays(module_at(survey.model, path))
             added = (full_name(path, _OFFSET),)
             site = Site(path, "its input plus a learned 0", added=added, detail=_offset)

@@ -143,6 +143,8 @@ class ScaleResidual(ChosenRewrite):
             return f"it ends in the norm {branch.output_norm}, whose gain scales each channel already"
         if self.kind == "deepnorm" and branch.placement != "post":
             return f"its norm is placed {branch.placement}; DeepNorm's α belongs before a norm on the sum"
+        if self.kind == "deepnorm" and branch.skip_scale is None:
+            return f"its trunk passes a {branch.skip}: no factor on it could be told apart from that"
         return None if branch.feature_axis == -1 else "its features are not the last axis"
 
     def _place(self, survey: Survey, boundaries: Boundaries, branch: Branch) -> tuple[str, int] | str:
