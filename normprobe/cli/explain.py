@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from rich.text import Text
 from normprobe.cli import options as opt
 from normprobe.cli.outcome import outcome
 from normprobe.cli.output import show
+from normprobe.errors import SettingError
 from normprobe.records.extras import ABOUT, EXTRA_NAMES
 
 _MEASURES, _RECIPES = "measures", "recipes"
@@ -34,7 +37,8 @@ def explain(
     topic: Annotated[
         str,
         typer.Argument(
-            metavar="TOPIC", help="A check (NP201, 201, missing-final-norm), measures, one of these, or recipes."
+            metavar="TOPIC",
+            help="A check (NP201, missing-final-norm), a rewrite (SetEps), measures, one of these, or recipes.",
         ),
     ],
     debug: opt.Debug = False,
@@ -42,7 +46,8 @@ def explain(
     """Say what a check measures, why it matters, what to do, and when to ignore it.
 
     For "measures" or one of them: what each further measure tells, and how many passes over the model it takes. For
-    "recipes": the initialisations that the report names, with their formulas and sources.
+    "recipes": the initialisations that the report names, with their formulas and sources. For a rewrite: what it does
+    and its settings.
     """
     with outcome(debug=debug):
         show(_page(topic))
@@ -60,8 +65,26 @@ def _page(topic: str) -> RenderableType:
     from normprobe import checks
     from normprobe.checks.pages import page_place
 
-    check = checks.find(topic, also=(_MEASURES, _RECIPES, *EXTRA_NAMES))
+    try:
+        check = checks.find(topic, also=(_MEASURES, _RECIPES, *EXTRA_NAMES))
+    except SettingError:
+        if (page := _rewrite(word)) is None:
+            raise
+        return page
     return Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim"))
+
+
+def _rewrite(word: str) -> RenderableType | None:
+    """What a rewrite does, by its docstring; None where there is none of this name, in any case. It takes torch."""
+    from normprobe.rewrites import ALL
+
+    kind = next((kind for kind in ALL if kind.name.lower() == word), None)
+    if kind is None:
+        return None
+    text = inspect.cleandoc(kind.__doc__ or "")
+    text = re.sub(r"^    (\w+):", r"- `\1`:", text.replace("\nAttributes:\n", "\n**Settings**\n\n"), flags=re.MULTILINE)
+    call = f"normprobe.rewrite(model, [normprobe.{kind.name}(…)])"
+    return Group(Markdown(f"# {kind.name}\n\n{text}"), Text(f"\n{call} applies it", style="dim"))
 
 
 def _measures(names: Iterable[str]) -> Table:

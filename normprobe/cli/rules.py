@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -20,7 +20,7 @@ def rules(
     format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the list.")] = opt.TableChoice.RICH,
     debug: opt.Debug = False,
 ) -> None:
-    """List every check: its code, name, severity, and what it looks for."""
+    """List every check: its code, name, severity, what it looks for, and the rewrites that mend it."""
     with outcome(debug=debug):
         from normprobe import checks
 
@@ -31,7 +31,7 @@ def rules(
             show(_table(known))
 
 
-def _table(known: list[dict[str, object]]) -> Table:
+def _table(known: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for title in ("code", "severity", "name"):
         table.add_column(title, no_wrap=True)
@@ -42,6 +42,12 @@ def _table(known: list[dict[str, object]]) -> Table:
             Text(str(rule["code"]), style=style),
             Text(str(rule["severity"]), style=style),
             Text(str(rule["name"]), style="bold"),
-            Text(str(rule["summary"])),
+            _told(rule),
         )
     return table
+
+
+def _told(rule: dict[str, Any]) -> Text:
+    """What a check looks for, and the rewrites that mend it."""
+    names = " and ".join(one["rewrite"] for one in rule["fixes"])
+    return Text.assemble(rule["summary"], (f" Mended by {names}." if names else "", "green"))

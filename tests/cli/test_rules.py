@@ -10,6 +10,8 @@ from normprobe import checks
 from normprobe.cli.commands import app
 from normprobe.measures.recipes import ORTHOGONAL, RECIPES
 from normprobe.records.extras import EXTRA_NAMES
+from normprobe.rewrites import ALL as REWRITES
+from normprobe.rewrites import Rewrite
 from normprobe.version import __version__
 
 
@@ -93,3 +95,21 @@ def test_an_unknown_check_is_refused(word: str) -> None:
 def test_version() -> None:
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"normprobe {__version__}\n")
+
+
+def test_rules_name_the_rewrites_that_mend() -> None:
+    said = " ".join(run("rules").stdout.split())
+    for check in checks.ALL:
+        names = " and ".join(fix.rewrite for fix in check.fixes)
+        assert not names or f"Mended by {names}." in said
+    assert said.count("Mended by") == sum(bool(check.fixes) for check in checks.ALL)
+
+
+@pytest.mark.parametrize("kind", REWRITES, ids=lambda kind: kind.name)
+def test_explain_tells_of_a_rewrite_by_its_docstring(kind: type[Rewrite]) -> None:
+    result = run("explain", kind.name.lower())
+    assert result.exit_code == 0
+    words = "".join(result.stdout.split())
+    assert "".join((kind.__doc__ or "").split("\n")[0].split()).replace("`", "").replace("*", "")[:60] in words
+    assert f"[normprobe.{kind.name}(" in result.stdout
+    assert "Attributes:" not in result.stdout

@@ -159,3 +159,48 @@ def test_inputs_are_made_where_the_config_says_enough() -> None:
     assert done.proof.tokens == 32
     with pytest.raises(RewriteError, match="found: 0 sites"):
         rewrite(model, [AddFinalNorm(expect=1)])
+
+
+def mixed(**eps: float) -> tuple[nn.Module, Any]:
+    """A decoder whose norms have an eps of their own at some places."""
+    model, inputs = decoder("pre", layers=6)
+    for name, value in eps.items():
+        model.get_submodule(name.replace("_", ".")).eps = value
+    return model, inputs
+
+
+def test_findings_of_one_code_are_mended_each_at_its_places() -> None:
+    model, inputs = mixed(blocks_1_mix_norm=1e-3, blocks_4_mix_norm=1e-8)
+    done = mend(model, inputs, allow="breaking")
+    assert {(f.code, f.where) for f in done.before.findings} >= {
+        ("NP105", "blocks.1.mix.norm"),
+        ("NP105", "blocks.4.mix.norm"),
+    }
+    assert done.left == ()
+    (step,) = [one for one in done.mended if "NP105" in {f.code for f in one.findings}]
+    assert [site.path for _, found in step.plan.steps for site in found.sites] == [
+        "blocks.1.mix.norm",
+        "blocks.4.mix.norm",
+    ]
+    assert "mended by SetEps, 2 sites, breaking:" in str(done)
+
+
+def test_a_milder_bound_is_said_with_the_call_that_goes_further() -> None:
+    done = mend(*mixed(blocks_1_mix_norm=1e-3))
+    assert done.mended == ()
+    assert "SetEps is breaking" in str(done)
+    assert 'normprobe.rewrite(model, [normprobe.SetEps(eps=1e-05, only="blocks.1.mix.norm")])' in str(done)
+
+
+def test_what_an_optimiser_showed_is_not_taken_for_mended_without_it() -> None:
+    model, inputs = narrow_decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    report = normprobe.probe(model, inputs, optimizer=optimizer)
+    assert {"NP106", "NP114"} <= set(codes(report))
+    done = mend(model, inputs, report=report)
+    assert [one.why for one in done.left if one.finding.code == "NP114"] == [
+        "not looked at again: no optimiser was given: pass optimizer= to normprobe.probe"
+    ]
+    done.undo()
+    again = mend(model, inputs, report=report, optimizer=optimizer)
+    assert [(one.finding.code, one.why) for one in again.left] == [("NP114", "no rewrite mends it")]
