@@ -61,6 +61,11 @@ class FrozenByRounding(Check):
             yield self.skip(f"{NONE_HELD}, which keep what is rounded away")
         yield from self._unknown([step for step in known.norms if step.dtype in _HALF and step.lost is None], known)
         lost = [step for step in known.norms if step.lost is not None and self.exceeds(step.lost, self.most)]
+        unsure = [step for step in lost if step.dtype not in _HALF] if _unmoved(data) else []
+        if unsure:
+            why = "batch norms have never been moved: in eval mode gradients are not those that training would have"
+            yield self.skip(why, [step.path for step in unsure])
+        lost = [step for step in lost if step not in unsure]
         if lost:
             yield self._found(lost, known)
 
@@ -81,3 +86,9 @@ class FrozenByRounding(Check):
             against="most",
             places=[step.path for step in lost],
         )
+
+
+def _unmoved(data: ReportData) -> bool:
+    """Whether a batch norm still has the statistics that it was made with."""
+    found = data.measurements.batchnorm
+    return found is not None and any(site.default and site.keeps == "moving" for site in found.sites)

@@ -121,3 +121,18 @@ def test_gains_in_bfloat16_are_frozen_by_small_steps(lr: float, frozen: bool) ->
     assert found.keys() == ({"NP115"} if frozen else set())
     if frozen:
         assert len(found["NP115"].places) == 5  # offsets are 0, and move
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default", "told"), [("float32", True, 0), ("float32", False, 1), ("bfloat16", True, 1)]
+)
+def test_np115_does_not_trust_gradients_through_batch_norms_that_never_moved(
+    dtype: str, default: bool, told: int
+) -> None:
+    data = b.document(
+        optimizer=b.optimizer(b.norm_step(lost=1.0, dtype=dtype)),
+        batchnorm=b.batchnorm(b.batch_norm(default=default)),
+    )
+    found, skipped = run(data, [find("NP115")])
+    assert len(found) == told
+    assert any("have never been moved" in one.why for one in skipped) == (not told)
