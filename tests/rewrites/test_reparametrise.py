@@ -116,3 +116,34 @@ def shared() -> models.Built:
             return out
 
     return Shared(), torch.randn(3, 8)
+
+
+class Experts(nn.Module):
+    """Three experts of one linear map each, weighted by a router, added to the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(models.WIDTH, 3)
+        self.up = nn.Parameter(torch.randn(3, 2 * models.WIDTH, models.WIDTH) / 6)
+        self.down = nn.Parameter(torch.randn(3, models.WIDTH, 2 * models.WIDTH) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.router(x).softmax(-1)
+        rows = x.flatten(0, 1).expand(3, -1, -1)
+        made = torch.bmm(torch.bmm(rows, self.up.mT).relu(), self.down.mT).unflatten(1, x.shape[:2])
+        out: Tensor = x + (made * share.movedim(-1, 0).unsqueeze(-1)).sum(0)
+        return out
+
+
+def test_there_is_one_length_for_each_output_of_each_expert() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Experts(), Experts(), nn.Linear(models.WIDTH, 5)).eval()
+    x = torch.randn(2, 6, models.WIDTH)
+    plan = applied(model, x, Reparametrise())
+    assert model[0].parametrizations.up.original0.shape == (3, 2 * models.WIDTH, 1)
+    found = Survey.of(model, x).anatomy.reparametrizations
+    assert {(each.kind, each.axes) for each in found if each.parameter.startswith("0.parametrizations.up")} == {
+        ("weight_norm", (2,))
+    }
+    assert plan.proof is not None
+    assert plan.proof.holds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Literal
 
 import torch
@@ -195,14 +196,17 @@ def _floor(function: StaticFunction, start: dict[str, Tensor], name: str, unit: 
 
 
 def _follows(weight: Tensor, direction: Tensor) -> bool:
-    """Whether `weight` is `direction` but for a shift and a factor for each slice along some axis; a product of two
-    parameters (queries made from normed latents, say) is not."""
+    """Whether `weight` is `direction` but for a shift and a factor for each slice along some axis, or two (experts, and
+    the outputs of each); a product of two parameters (queries made from normed latents, say) is not."""
     if weight.numel() != direction.numel() or weight.numel() == 0:
         return False
     turned = weight.shape != direction.shape and weight.shape == direction.shape[::-1]
     weight = (weight.mT if turned else weight).reshape(direction.shape)
     pairs = [(weight.reshape(1, -1), direction.reshape(1, -1))]
     pairs += [(weight.movedim(i, 0).flatten(1), direction.movedim(i, 0).flatten(1)) for i in range(weight.dim())]
+    for both in combinations(range(weight.dim()), 2) if weight.dim() > 2 else ():
+        a, b = (t.movedim(both, (0, 1)).flatten(2).flatten(0, 1) for t in (weight, direction))
+        pairs += [(a, b)] if a.shape[1] > 2 else []  # any two numbers are a shift and a factor of any other two
     for a, b in pairs:
         a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
         if bool(((a * b).sum(1).abs() >= (1 - _CLOSE) * a.norm(dim=1) * b.norm(dim=1)).all()):
