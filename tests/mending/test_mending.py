@@ -204,3 +204,12 @@ def test_what_an_optimiser_showed_is_not_taken_for_mended_without_it() -> None:
     done.undo()
     again = mend(model, inputs, report=report, optimizer=optimizer)
     assert [(one.finding.code, one.why) for one in again.left] == [("NP114", "no rewrite mends it")]
+
+
+def test_a_place_where_the_settings_are_silent_is_left_as_it_is() -> None:
+    model, inputs = mixed(blocks_1_mix_norm=1e-3, blocks_4_mix_norm=1e-8)
+    settings = normprobe.Settings(per_path_ignores={"blocks.4*": ("NP105",)})
+    report = normprobe.probe(model, inputs, settings=settings)
+    done = mend(model, inputs, report=report, allow="breaking")
+    assert done.left == ()
+    assert (model.get_submodule("blocks.1.mix.norm").eps, model.get_submodule("blocks.4.mix.norm").eps) == (1e-5, 1e-8)
