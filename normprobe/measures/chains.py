@@ -23,6 +23,7 @@ from normprobe.capture.invoke import split
 from normprobe.capture.watch import Handler, Watched, watch
 from normprobe.capture.wrappers import wrapped_forwards
 from normprobe.measures import tokens
+from normprobe.measures.ancestry import nodes
 from normprobe.measures.extra import Subject
 from normprobe.measures.finite import floats
 from normprobe.measures.padding import padding_masks
@@ -109,17 +110,7 @@ def rms(x: Tensor, trunk: Trunk) -> float:
 
 def depends(end: GradientEdge | None, start: GradientEdge) -> bool:
     """Whether autograd finds a way from `end` back to `start`."""
-    if end is None:
-        return False
-    seen, front = {end.node}, [end.node]
-    while front:
-        node = front.pop()
-        if node is start.node:
-            return True
-        fresh = [following for following, _ in node.next_functions if following is not None and following not in seen]
-        seen.update(fresh)
-        front += fresh
-    return False
+    return end is not None and any(node is start.node for node in nodes(end.node))
 
 
 def differentiable(model: nn.Module) -> str | None:

@@ -15,6 +15,7 @@ from normprobe import stats
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler, Watched, watch
+from normprobe.measures.ancestry import behind
 from normprobe.measures.chains import differentiable, rms
 from normprobe.measures.gradient_depth import by_depth
 from normprobe.measures.loss import LossFunction, loss_of
@@ -140,12 +141,12 @@ def _measure(
 
 
 class _Edge(Handler):
-    """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on, and whether
-    autograd does not know its operand `skip`, the trunk."""
+    """Keeps the place of an add's output in autograd's graph, before an operation in place can move it on, and that of
+    what is written where autograd does not know its operand `skip`, the trunk."""
 
     def __init__(self, feature_axis: int | None, padding: Sequence[Tensor], skip: int = 0) -> None:
         self.trunk, self.skip = None if feature_axis is None else Trunk(feature_axis, padding), skip
-        self.cut = False
+        self.written: GradientEdge | None = None
         self.count = 0
         self.output: Tensor | None = None
         self.edge: GradientEdge | None = None
@@ -158,8 +159,9 @@ class _Edge(Handler):
 
     def before(self, arguments: Mapping[str, Any]) -> None:
         """Ask autograd for the operands."""
-        known = [operand.requires_grad for operand in operands(arguments)]
-        self.cut = len(known) == 2 and not known[self.skip]
+        given = operands(arguments)
+        cut = len(given) == 2 and not given[self.skip].requires_grad and given[1 - self.skip].requires_grad
+        self.written = get_gradient_edge(given[1 - self.skip]) if cut else None
 
     def after(self, arguments: Mapping[str, Any], output: Any) -> None:
         """Hold the output until autograd has taken note of it."""
@@ -184,15 +186,15 @@ def _skips(sites: Mapping[OpSite, _Edge], watched: Watched) -> Iterator[Skipped]
 @dataclass(frozen=True)
 class _Gradients:
     """What is left of the gradients: norm and size by parameter, norm of the parameter itself, RMS by add; `dtype` has
-    the dtypes of the parameters' gradients. `cut` are the adds whose trunk autograd does not know, `unreached` the
-    parameters that no gradient comes to."""
+    the dtypes of the parameters' gradients. `cut` are the adds whose trunk autograd does not know, each with the adds
+    and parameters that what is written there was made of, `unreached` the parameters that no gradient comes to."""
 
     norms: Mapping[str, float]
     sizes: Mapping[str, int]
     weights: Mapping[str, float]
     rms: Mapping[OpSite, float]
     dtype: str
-    cut: frozenset[OpSite]
+    cut: Mapping[OpSite, frozenset[OpSite | str]]
     unreached: frozenset[str]
 
     @property
@@ -221,7 +223,7 @@ def _differentiate(
         weights={n: _norm(leaves[n].detach()) for n in names},
         rms={site: sites[site].size(g) for site, g in zip(edges, states, strict=True)},
         dtype=", ".join(sorted({str(g.dtype).removeprefix("torch.") for g in parameters if g is not None})),
-        cut=frozenset(site for site in edges if sites[site].cut),
+        cut={site: behind(edge, edges, leaves) for site in edges if (edge := sites[site].written) is not None},
         unreached=frozenset(n for n, g in zip(names, parameters, strict=True) if g is None),
     )
 
@@ -243,6 +245,7 @@ def _rms(gradient: Tensor | None) -> float:
 def _branches(anatomy: Anatomy, gradients: _Gradients, lr: float | None) -> Iterator[BranchGradient]:
     for stream in anatomy.streams:
         known = stream.source in gradients.norms  # whether autograd knows the trunk before the add
+        earlier: set[OpSite | str | None] = {stream.source}
         for index, branch in enumerate(stream.branches):
             names = [n for n in branch.parameters if n in gradients.norms]
             norm = math.hypot(*(gradients.norms[n] for n in names))
@@ -261,9 +264,11 @@ def _branches(anatomy: Anatomy, gradients: _Gradients, lr: float | None) -> Iter
                 update_ratio=lr * norm / weight if lr is not None and weight else None,
                 adam_ratio=lr * math.sqrt(entries) / weight if lr is not None and weight else None,
                 cut=known and branch.apart and branch.add in gradients.cut,
+                cut_whole=not earlier & gradients.cut.get(branch.add, earlier),
                 cut_norms=tuple(_cut_norms(branch, anatomy, gradients)) if norm > 0 else (),
             )
             known = branch.add in gradients.rms
+            earlier.add(branch.add)
 
 
 def _cut_norms(branch: Branch, anatomy: Anatomy, gradients: _Gradients) -> Iterator[str]:

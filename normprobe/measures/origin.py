@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from normprobe.capture.every import watch_every
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.watch import Handler
+from normprobe.measures.ancestry import nodes
 from normprobe.measures.finite import all_finite, broken, floats
 from normprobe.measures.loss import LossFunction, loss_of
 from normprobe.measures.stand_ins import stand_ins
@@ -71,7 +72,7 @@ def first_broken_gradient(
             value, _ = loss_of(watched.output, inputs, anatomy, loss)
         if all_finite(value) is False or value.grad_fn is None:
             return None
-        for node in _nodes(value.grad_fn):
+        for node in nodes(value.grad_fn):
             _watch_node(node, found)
         torch.autograd.grad([value], list(leaves.values()), allow_unused=True)
         if not found:
@@ -122,13 +123,3 @@ def _watch_node(node: Node, found: list[Node]) -> RemovableHandle:
             found.append(node)
 
     return node.register_hook(look)
-
-
-def _nodes(root: Node) -> Iterator[Node]:
-    seen, front = {root}, [root]
-    while front:
-        node = front.pop()
-        yield node
-        fresh = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= fresh
-        front += fresh

@@ -53,7 +53,9 @@ class BranchGradient(Record):
     lr · √parameters / weight_norm, Adam's first step, in which every entry moves by lr (Kingma & Ba 2015, sec. 2.1).
     None without a learning rate or where all weights are 0.
     `cut` says that autograd knows the trunk before this add and the write, but not the trunk as an operand of the add:
-    the skip is detached. `cut_norms` are the norms at its ends that ran and whose gain no gradient comes to.
+    the skip is detached; `cut_whole` that no earlier state of the stream gets a gradient from the write either: the
+    branch reads a detached stream as well. `cut_norms` are the norms at its ends that ran and whose gain no gradient
+    comes to.
     """
 
     stream: str
@@ -68,6 +70,7 @@ class BranchGradient(Record):
     update_ratio: float | None = None
     adam_ratio: float | None = None
     cut: bool = False
+    cut_whole: bool = False
     cut_norms: tuple[str, ...] = ()
 
 

@@ -13,6 +13,7 @@ from normprobe.records import Finding, Severity
 from normprobe.records.sweep import ModuleScale, SweepReport
 
 _CHOICE = "choice: below 1/2, the smallest exponent that theory knows; sound sweeps that go one way gave 0.38"
+_WIDTHS = 3  # of fewer one that fluctuates makes the exponent alone
 
 
 @final
@@ -26,7 +27,8 @@ class WidthDependent(SweepCheck):
     every module's output after a few steps of Adam or SGD, and of how far these steps moved it. Under muP
     (normprobe's parameter groups with initial scales, or models that `normprobe.MuP` rewrote) both should be 0 but
     for readouts, which start smaller. A warning: an output or its movement grows there, or its movement shrinks, from
-    each width to the next by half of the limit at least; or it is not finite at a width.
+    each width to the next by half of the limit at least; or it is not finite at a width. Of two widths alone that is a
+    note: chance at one of them is all that a rise needs.
     Under the standard parametrisation growth is what theory expects; it is a note. A sweep over depths is not
     judged.
 
@@ -68,11 +70,13 @@ class WidthDependent(SweepCheck):
             grown = [row for row in one.modules if self.exceeds(exponents[row.path], self.grows)]
             if grown:
                 worst = max(exponents[row.path] for row in grown)
-                yield self._found(grown, len(exponents), worst, "grows", standard=standard)
+                open_ = standard or (len(sweep.sizes) < _WIDTHS and math.isfinite(worst))
+                yield self._found(grown, len(exponents), worst, "grows", standard, Severity.NOTE if open_ else None)
             gone = [row for row in one.modules if row not in grown and self._vanishes(row, sweep.sizes)]
             if gone and not standard:
                 worst = min(row.update_slope for row in gone)
-                yield self._found(gone, len(exponents), worst, "vanishes", standard=False)
+                severity = Severity.NOTE if len(sweep.sizes) < _WIDTHS else None
+                yield self._found(gone, len(exponents), worst, "vanishes", False, severity)
 
     def _exponent(self, row: ModuleScale, sizes: Sequence[int]) -> float:
         """The larger exponent of what rises from each width to the next; infinite where an output is not finite."""
@@ -85,7 +89,15 @@ class WidthDependent(SweepCheck):
         least = -_least([1 / value if value > 0 else math.nan for value in row.update], sizes)
         return least < self.vanishes / 2 and self.exceeds(row.update_slope, least=self.vanishes)
 
-    def _found(self, rows: Sequence[ModuleScale], known: int, worst: float, against: str, *, standard: bool) -> Finding:
+    def _found(
+        self,
+        rows: Sequence[ModuleScale],
+        known: int,
+        worst: float,
+        against: str,
+        standard: bool,
+        severity: Severity | None,
+    ) -> Finding:
         what = "give or move by more" if against == "grows" else "move by less"
         under = "the standard parametrisation" if standard else "muP"
         return self.finding(
@@ -94,7 +106,7 @@ class WidthDependent(SweepCheck):
             "most" + (": a learning rate tuned at one width does not serve another" if standard else ""),
             value=worst,
             against=against,
-            severity=Severity.NOTE if standard else Severity.WARNING,
+            severity=severity,
             places=[row.path for row in rows],
         )
 

@@ -28,8 +28,9 @@ class MissingSkip(Check):
     this block are added to no stream. Stages of a hierarchy, a U-Net or an encoder and its decoder differ in width or
     in the number of tokens, or hold several blocks each; blocks of convolutions that change the channels without a
     skip are published. None of these is reported. Where gradients were taken, skips that are detached are found as
-    well: autograd knows the trunk before the add and the write, but not the trunk in the add. In streams without norms
-    that is a note: coordinates that are refined step by step are detached on purpose.
+    well: autograd knows the trunk before the add and the write, but not the trunk in the add. That is a note where the
+    branch reads a detached stream too, which ends the gradient there on purpose (truncated backpropagation, training
+    block by block), and in streams without norms: coordinates that are refined step by step are detached as well.
 
     ## Why it matters
 
@@ -94,25 +95,29 @@ class MissingSkip(Check):
         )
 
     def _cut(self, data: ReportData) -> Iterator[Finding]:
-        """One finding for the skips of each stream that no gradient passes."""
+        """One finding for the skips of each stream that no gradient passes, and one for those whose branches hand none
+        to the stream either."""
         gradients = data.measurements.gradients
-        for stream in data.anatomy.streams:
-            held = (
-                [] if gradients is None else [g.branch for g in gradients.branches if g.stream == stream.name and g.cut]
-            )
-            branches = [stream.branches[index] for index in held]
-            if branches:
-                designed = all(branch.placement == "none" for branch in stream.branches)
-                yield self.finding(
-                    branches[0].path,
-                    f"the skip past the {branches[0].kind} branch is detached ({len(held)} of {stream.depth} adds): "
-                    "the signal passes it, and no gradient does",
-                    value=float(len(held)),
-                    source="the measured gradients",
-                    severity=Severity.NOTE if designed else None,
-                    places=[branch.path for branch in branches],
-                    about="gradient",
-                )
+        for stream in data.anatomy.streams if gradients is not None else ():
+            cut = [one for one in gradients.branches if one.stream == stream.name and one.cut]
+            for whole in (False, True):
+                branches = [stream.branches[one.branch] for one in cut if one.cut_whole is whole]
+                if branches:
+                    yield self._detached(stream, branches, whole)
+
+    def _detached(self, stream: Stream, branches: list[Branch], whole: bool) -> Finding:
+        designed = whole or all(branch.placement == "none" for branch in stream.branches)
+        and_branch = ", and so is what this branch reads" if whole else ""
+        return self.finding(
+            branches[0].path,
+            f"the skip past the {branches[0].kind} branch is detached{and_branch} ({len(branches)} of {stream.depth} "
+            f"adds): the signal passes it, and no gradient does",
+            value=float(len(branches)),
+            source="the measured gradients",
+            severity=Severity.NOTE if designed else None,
+            places=[branch.path for branch in branches],
+            about="stream" if whole else "gradient",
+        )
 
 
 def _single(anatomy: Anatomy) -> dict[tuple[Branch, ...], list[str]]:

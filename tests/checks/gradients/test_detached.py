@@ -83,6 +83,25 @@ def test_sound_skips_and_norms(pre: bool) -> None:
         assert said([Block(pre) for _ in range(BLOCKS)], code) == []
 
 
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("cuts", [(2,), (1, 2, 3)])
+def test_a_stream_that_is_detached_before_a_block_is_a_note(cuts: tuple[int, ...], pre: bool) -> None:
+    blocks = [Block(pre) for _ in range(BLOCKS)]
+    for index in cuts:
+        blocks[index].register_forward_pre_hook(lambda _, args: (args[0].detach(),))
+    (finding,) = said(blocks, "NP309")
+    assert (finding.severity.value, finding.where, finding.value) == ("note", str(cuts[0] + 1), float(len(cuts)))
+    assert "is detached, and so is what this branch reads" in finding.message
+
+
+def test_a_detached_stream_hides_no_detached_skip() -> None:
+    blocks = [Block() for _ in range(BLOCKS)]
+    blocks[1].register_forward_pre_hook(lambda _, args: (args[0].detach(),))
+    blocks[3].skips[1] = detached
+    lost, apart = said(blocks, "NP309")
+    assert [(f.severity.value, f.where) for f in (lost, apart)] == [("warning", "4"), ("note", "2")]
+
+
 def test_a_detached_branch_is_no_detached_skip() -> None:
     blocks = [Block() for _ in range(BLOCKS)]
     blocks[1].written = detached

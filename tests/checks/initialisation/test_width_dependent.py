@@ -81,6 +81,18 @@ def test_what_does_not_go_one_way_from_width_to_width_is_chance() -> None:
         assert [one.limit for one in found] == limits
 
 
+@pytest.mark.parametrize(
+    ("slopes", "severity"), [((0.5, 0.0), "note"), ((0.0, -0.5), "note"), ((math.inf, 0.0), "warning")]
+)
+def test_two_widths_alone_are_a_note(slopes: tuple[float, float], severity: str) -> None:
+    report = swept(slopes)
+    (row,) = report.sweeps[0].modules
+    two = row.model_copy(update={"activation": row.activation[:2], "update": row.update[:2]})
+    sweeps = (report.sweeps[0].model_copy(update={"modules": (two,)}),)
+    (finding,) = judged_sweep(report.model_copy(update={"sizes": WIDTHS[:2], "sweeps": sweeps}), Settings()).findings
+    assert finding.severity.value == severity
+
+
 def test_a_module_that_does_not_move_is_not_judged() -> None:
     still = ModuleScale(
         path="a", activation=(1.0,) * 3, update=(0.0,) * 3, activation_slope=0, update_slope=math.nan, verdict="unknown"
