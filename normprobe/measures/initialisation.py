@@ -19,6 +19,7 @@ from normprobe.measures.own_init import own_weights
 from normprobe.measures.recipes import Drawn, recipes
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Basis, Skipped, WeightSite
+from normprobe.records.anatomy import BranchKind
 from normprobe.records.init import Distribution, Initialisation, RoleMeasure, WeightMeasure
 from normprobe.records.parts import whole
 from normprobe.records.weights import WeightRole
@@ -52,6 +53,8 @@ def measure_initialisation(
         facts = {w.parameter: _facts(w, f, read[w.parameter], own.get(w.parameter), seed) for w, f in fits}
         for name, other in _copied(anatomy, [site for site, _ in fits], read).items():
             facts[name]["copy_of"] = other
+        for name in facts.keys() & _layers(anatomy):
+            facts[name]["copies"] = 0
         weights = tuple(w.model_copy(update=_fitting(w, facts[w.parameter])) for w in weights)
     unread = [w.parameter for w in anatomy.weights if w.parameter not in read]
     lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
@@ -91,6 +94,15 @@ def _copied(anatomy: Anatomy, sites: Sequence[WeightSite], read: Mapping[str, Te
         if anatomy.streams[stream].branches[branch].kind == "moe":
             found |= copied(read, held)
     return found
+
+
+def _layers(anatomy: Anatomy) -> set[str]:
+    """Parameters that hold a matrix for each of several layers, none of them of experts."""
+    used: dict[str, list[BranchKind]] = {}
+    for branch in (branch for stream in anatomy.streams for branch in stream.branches):
+        for name in {whole(one) for one in branch.parameters}:
+            used.setdefault(name, []).append(branch.kind)
+    return {name for name, kinds in used.items() if len(kinds) > 1 and "moe" not in kinds}
 
 
 def _fitting(weight: WeightMeasure, facts: dict[str, Any]) -> dict[str, Any]:

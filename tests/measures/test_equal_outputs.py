@@ -14,6 +14,7 @@ import normprobe
 from normprobe.measures.equal_outputs import alike, copied, copies, repeated, same_outputs
 from normprobe.records import OpSite, WeightSite
 from tests.models import WIDTH
+from tests.plain import INPUT, Plain
 
 
 def site(weight: Tensor, kind: Any = "linear", axis: int = 0, fan_in: int | None = None, groups: int = 1) -> WeightSite:
@@ -155,6 +156,16 @@ def test_experts_in_modules_of_their_own() -> None:
         "note",
         ("blocks.1.experts.2.0.weight", "blocks.1.experts.2.2.weight"),
     )
+
+
+def test_layers_in_one_parameter_are_no_experts() -> None:
+    model = Plain(stacked=True)
+    with torch.no_grad():
+        model.qkv[1] = model.qkv[0]
+    report = normprobe.probe(model, INPUT)
+    assert report.init is not None
+    assert {w.copies for w in report.init.weights} == {0}
+    assert [f for f in report.findings if f.code == "NP605"] == []
 
 
 @pytest.mark.parametrize(("mirrored", "alike_", "severity"), [(False, 0, "note"), (True, 64, "warning")])

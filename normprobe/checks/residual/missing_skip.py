@@ -98,8 +98,9 @@ class MissingSkip(Check):
         """One finding for the skips of each stream that no gradient passes, and one for those whose branches hand none
         to the stream either."""
         gradients = data.measurements.gradients
-        for stream in data.anatomy.streams if gradients is not None else ():
-            cut = [one for one in gradients.branches if one.stream == stream.name and one.cut]
+        every = () if gradients is None else gradients.branches
+        for stream in data.anatomy.streams:
+            cut = [one for one in every if one.stream == stream.name and one.cut]
             for whole in (False, True):
                 branches = [stream.branches[one.branch] for one in cut if one.cut_whole is whole]
                 if branches:
