@@ -33,8 +33,8 @@ class WeightMeasure(Record):
             weights that get a gradient.
         alike: how many of these get the same gradient as the output that they repeat; None where no gradient was taken,
             or all are 0.
-        copies: of several matrices in one parameter (`experts`), how many are the same as an earlier one; 0 where each is
-            of another layer.
+        copies: of several matrices in one parameter (`experts`), how many are the same as an earlier one; 0 where each
+            is of another layer.
         copy_of: an earlier weight of the same branch of experts that holds the same numbers; None where there is none.
         misread: names of the recipes by fan_in that fit only with another count than that of the summed inputs: with
             fan_out, or with what torch's initialisers take for fan_in from the shape. Empty where any of `recipes` but
