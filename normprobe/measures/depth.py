@@ -77,7 +77,7 @@ class _WithoutWrite(Change):
 
     def __init__(self, stream: Stream, branch: Branch) -> None:
         self.stream, self.branch = stream, branch
-        self.what = f"the write of {branch.path} to {stream.name} replaced by 0"
+        self.what = f"the write of {branch.place} to {stream.name} replaced by 0"
         self.sites = (branch.add,)
 
     def edits(self, part: Part, whole: Shapes) -> tuple[Edit, ...]:
@@ -88,7 +88,7 @@ class _WithoutWrite(Change):
         return SkippedBranch(
             stream=self.stream.name,
             branch=self.stream.branches.index(merged[-1]),
-            path=self.branch.path,
+            path=self.branch.place,
             block=self.branch.block,
             kind="+".join(dict.fromkeys(each.kind for each in merged)),
             effect=effect,

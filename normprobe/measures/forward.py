@@ -97,7 +97,7 @@ def _on_meta(model: nn.Module) -> bool:
 def _finite(model: nn.Module, inputs: Inputs, streams: tuple[StreamMeasure, ...], watched: Watched) -> dict[str, Any]:
     """Whether the output is finite, and where the first value that is not came from."""
     finite = all_finite(watched.output)
-    broken = next((s.path for stream in streams for s in stream.states if not s.finite), None)
+    broken = next((s.path.partition("#")[0] for stream in streams for s in stream.states if not s.finite), None)
     if finite is not False and broken is None:
         return {"output_finite": finite}
     broken = first_broken_module(model, inputs) or broken

@@ -254,7 +254,7 @@ def _branches(anatomy: Anatomy, gradients: _Gradients, lr: float | None) -> Iter
             yield BranchGradient(
                 stream=stream.name,
                 branch=index,
-                path=branch.path,
+                path=branch.place,
                 kind=branch.kind,
                 parameter_norm=norm,
                 activation_rms=gradients.rms.get(branch.add, math.nan),

@@ -35,7 +35,7 @@ def with_blocked(measured: Measurements, anatomy: Anatomy, zeros: Zeros) -> Meas
     if measured.init is None or measured.init.trained:
         return measured
     places = {
-        name: (stream.name, index, branch.path)
+        name: (stream.name, index, branch.place)
         for stream in reversed(anatomy.streams)
         for index, branch in reversed(list(enumerate(stream.branches)))
         for name in branch.parameters

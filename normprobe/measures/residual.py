@@ -131,7 +131,7 @@ def _placed(merged: Sequence[tuple[int, Branch]], written: Written, lengths: Col
     index, last = merged[-1]
     return StreamState(
         branch=index,
-        path=last.path,
+        path=last.place,
         block=last.block,
         kind="+".join(dict.fromkeys(branch.kind for _, branch in merged)),
         rms_median=written.rms.median,

@@ -113,6 +113,11 @@ class Branch(Record):
     tapped: bool = False
     feature_axis: int | None = -1
 
+    @property
+    def place(self) -> str:
+        """Where it adds: the module, or the operation where one module is several blocks."""
+        return self.path if self.layer is None else self.add.place
+
 
 class RawEnd(Record):
     """What a stream's end goes to raw, where it needs a norm there and has none: `reader` is the first that reads it,
@@ -174,7 +179,7 @@ class Stream(Record):
 
     def place(self, branch: Branch) -> str:
         """Where `branch` is: its block, or its add where no module is that block alone."""
-        return branch.block if branch.layer is None else branch.add.place
+        return branch.block if branch.layer is None else branch.place
 
 
 def _run(branch: Branch) -> tuple[str, int] | int:

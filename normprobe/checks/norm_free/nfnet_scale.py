@@ -126,12 +126,12 @@ class NfnetScale(Check):
             factor = row.branch.entry.scale if row.branch.entry is not None else None
             through = "" if factor in (None, 1.0) else f", the stream times {number(factor)},"
             yield self.finding(
-                row.branch.path,
+                row.branch.place,
                 f"what its first weights are given{through} has a standard deviation of {number(row.std)}, "
                 f"{number(ratio)} times what the constants before it make; {len(found)} of {count} branches are off",
                 value=ratio,
                 against=against,
-                places=[one.branch.path for one, _ in found],
+                places=[one.branch.place for one, _ in found],
             )
 
 

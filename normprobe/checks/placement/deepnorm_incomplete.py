@@ -82,12 +82,12 @@ class DeepNormIncomplete(Check):
         kind = odd[0].kind
         factors = sorted({b.skip_scale or 0.0 for b in stream.branches if b.kind == kind})
         return self.finding(
-            odd[0].path,
+            odd[0].place,
             f"the trunk of {stream.name} is multiplied by {' and '.join(map(number, factors))} at branches of one "
             f"kind, {kind}; DeepNorm has one factor for all layers",
             value=odd[0].skip_scale,
             source="Wang et al. 2022, sec. 4.2",
-            places=[branch.path for branch in odd],
+            places=[branch.place for branch in odd],
             fixes=(),
         )
 

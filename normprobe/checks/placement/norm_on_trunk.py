@@ -87,7 +87,7 @@ class NormOnTrunk(Check):
         )
 
     def _single(self, stream: Stream, places: list[int]) -> Finding:
-        norms = [stream.branches[i].post_norm or stream.branches[i].path for i in places]
+        norms = [stream.branches[i].post_norm or stream.branches[i].place for i in places]
         count = f"{len(places)} of {stream.depth} sums"
         return self.finding(
             norms[0],

@@ -110,13 +110,13 @@ class MissingSkip(Check):
         designed = whole or all(branch.placement == "none" for branch in stream.branches)
         and_branch = ", and so is what this branch reads" if whole else ""
         return self.finding(
-            branches[0].path,
+            branches[0].place,
             f"the skip past the {branches[0].kind} branch is detached{and_branch} ({len(branches)} of {stream.depth} "
             f"adds): the signal passes it, and no gradient does",
             value=float(len(branches)),
             source="the measured gradients",
             severity=Severity.NOTE if designed else None,
-            places=[branch.path for branch in branches],
+            places=[branch.place for branch in branches],
             about="stream" if whole else "gradient",
         )
 

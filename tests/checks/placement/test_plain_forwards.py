@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import normprobe
 from tests.checks.placement.planted import anatomy, codes, found
 from tests.plain import INPUT, LAYERS, WIDTH, Pairs, Plain
 
@@ -49,3 +50,18 @@ def test_layers_in_two_lists() -> None:
     assert len(bare.places) == LAYERS
     (odd,) = found("NP206", Pairs("one mlp raw"), TOKENS)
     assert odd.where == ".#add:5"
+
+
+def test_what_is_said_of_one_layer_has_its_own_place() -> None:
+    """A baseline that knows of a dead layer hides no other one."""
+    model = Plain()
+    with torch.no_grad():
+        model.down[2].zero_()
+    report = normprobe.probe(model, INPUT, level="backward")
+    (dead,) = [finding for finding in report.findings if finding.code == "NP305"]
+    (stream,), (measure,) = report.anatomy.streams, report.measurements.residual
+    places = [branch.add.place for branch in stream.branches]
+    assert dead.every_place == (places[5],)
+    assert [state.path for state in measure.states] == places
+    assert report.measurements.gradients is not None
+    assert [branch.path for branch in report.measurements.gradients.branches] == places
