@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -9,7 +10,7 @@ from typing import final
 from normprobe.checks.base import Check, Outcome
 from normprobe.checks.placement.misplaced_final_norm import misplaced
 from normprobe.checks.placement.trunk_norms import POST, on_the_trunk, read_behind, taken_behind, unscaled_post
-from normprobe.records import Branch, Finding, ReportData, Severity, Stream
+from normprobe.records import Anatomy, Branch, Finding, ReportData, Severity, Stream
 
 
 @final
@@ -23,7 +24,8 @@ class NormOnTrunk(Check):
     are normed as a whole: `x = norm(x + f(x))`, or the skip of the next block is taken behind its norm,
     `h = norm(x); x = h + f(h)`. Or every block takes its skip behind the norm that it begins with: by its
     modules the stream looks pre-norm, by its data flow it is post-norm; or does so at one kind of branch, whose others
-    are normed at their input. These are a note, since there are models that are built so.
+    are normed at their input. These are a note, since there are models that are built so. A norm that ends each round
+    of blocks that run again and again is none of these.
 
     ## Why it matters
 
@@ -57,7 +59,7 @@ class NormOnTrunk(Check):
         for stream in data.anatomy.streams:
             if unscaled_post(stream) and taken_behind(stream):
                 yield self._behind(stream)
-            elif misplaced(stream) is None and (places := on_the_trunk(stream)):
+            elif misplaced(stream) is None and (places := _sums(stream, data.anatomy)):
                 yield self._single(stream, places)
             elif behind := _partly(stream):
                 yield self._some(stream, behind)
@@ -97,6 +99,15 @@ class NormOnTrunk(Check):
             source="He et al. 2016, sec. 3",
             places=norms,
         )
+
+
+def _sums(stream: Stream, anatomy: Anatomy) -> list[int]:
+    """The normed sums of a stream, without those whose norm runs more often than it stands on a sum: it ends a round of
+    blocks that run again and again."""
+    on_sums = Counter(branch.post_norm for one in anatomy.streams for branch in one.branches)
+    runs = {norm.path: norm.executions for norm in anatomy.norms}
+    norms = [branch.post_norm for branch in stream.branches]
+    return [i for i in on_the_trunk(stream) if runs.get(norms[i] or "", 0) <= on_sums[norms[i]]]
 
 
 def _partly(stream: Stream) -> list[Branch]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import normprobe
 from normprobe.records import BranchScale
@@ -261,3 +261,34 @@ def test_np203_says_where_it_cannot_decide() -> None:
     found, (skipped,) = judge("NP203", b.document(streams=(b.stream(branches=writes, **facts),)))
     assert found == ()
     assert skipped.why.endswith("read by a head first")
+
+
+class Rounds(nn.Module):
+    """Blocks that run several times, each round from what the one before gave and the tokens; a norm ends each."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = last
+        self.embedding, self.join = nn.Embedding(32, models.WIDTH), nn.Linear(2 * models.WIDTH, models.WIDTH)
+        self.core = nn.ModuleList(models.Block(models.layer_norm, "pre") for _ in range(2))
+        self.coda = nn.ModuleList(models.Block(models.layer_norm, "pre") for _ in range(2))
+        self.norm, self.final = nn.LayerNorm(models.WIDTH), nn.LayerNorm(models.WIDTH)
+        self.head = nn.Linear(models.WIDTH, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        state = torch.full_like(x, 0.1)
+        for number in range(3):
+            state = self.join(torch.cat([state, x], -1))
+            for block in self.core:
+                state = block(state)
+            state = self.norm(state) if number >= self.last else state
+        for block in self.coda:
+            state = block(state)
+        return self.head(self.final(state))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("last", "count"), [(0, 0), (2, 1)])
+def test_a_norm_that_ends_every_round_is_none_on_the_trunk(last: int, count: int) -> None:
+    assert len(found("NP204", Rounds(last).eval(), torch.arange(2, 14)[None])) == count
