@@ -51,10 +51,7 @@ def measure_initialisation(
     weights = tuple(_measure(w, f, () if trained else _recipes(w, f, anatomy), dtypes[w.parameter]) for w, f in fits)
     if not trained:
         facts = {w.parameter: _facts(w, f, read[w.parameter], own.get(w.parameter), seed) for w, f in fits}
-        for name, other in _copied(anatomy, [site for site, _ in fits], read).items():
-            facts[name]["copy_of"] = other
-        for name in facts.keys() & _layers(anatomy):
-            facts[name]["copies"] = 0
+        _experts(facts, anatomy, [site for site, _ in fits], read)
         weights = tuple(w.model_copy(update=_fitting(w, facts[w.parameter])) for w in weights)
     unread = [w.parameter for w in anatomy.weights if w.parameter not in read]
     lost, odd = [n for n in unread if n not in named], [n for n in unread if n in named]
@@ -81,6 +78,16 @@ def _facts(site: WeightSite, found: Fit, parameter: Tensor, own: Tensor | None, 
         "misread": misread(site, found),
         "own": None if twin is None else (twin.std, twin.interval),
     }
+
+
+def _experts(
+    facts: Mapping[str, dict[str, Any]], anatomy: Anatomy, sites: Sequence[WeightSite], read: Mapping[str, Tensor]
+) -> None:
+    """Say of experts in weights of their own which are copies, and of matrices that are layers that they are none."""
+    for name, other in _copied(anatomy, sites, read).items():
+        facts[name]["copy_of"] = other
+    for name in facts.keys() & _layers(anatomy):
+        facts[name]["copies"] = 0
 
 
 def _copied(anatomy: Anatomy, sites: Sequence[WeightSite], read: Mapping[str, Tensor]) -> dict[str, str]:

@@ -27,7 +27,9 @@ class BlockedGradient(DrawnCheck):
     of a gated MLP, the readers and the writers of a branch, a factor or a gain and the weights behind it. Biases
     count where they would let a gradient through; parameters that need no gradient are not named. And, as a
     warning where gradients were taken, branches none of whose parameters has one though one reaches their add, but for
-    those that start closed by a factor of 0 which gets one itself (a gate that another input makes).
+    those that start closed by a factor of 0 which gets one itself (a gate that another input makes); and norms at the
+    ends of a branch whose gain has none though the weights of the branch do: what they return is detached. Of a packed
+    weight (queries, keys and values in one) single rows are named that are 0 and stay so.
 
     ## Why it matters
 
@@ -38,7 +40,7 @@ class BlockedGradient(DrawnCheck):
 
     ## What to do
 
-    Leave one of them at 0 and draw the others (`Initialise`).
+    Leave one of them at 0 and draw the others (`Initialise`). Take the `detach` or `no_grad` behind the norm away.
 
     ## When to ignore it
 
