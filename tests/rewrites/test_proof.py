@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
+from normprobe.rewrites import make_plan
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.proof import Baseline
+from tests.rewrites.cases import Scaled
 from tests.trace import Snapshot
 
 
@@ -64,3 +66,25 @@ def test_nothing_to_prove() -> None:
 
     with pytest.raises(RewriteError, match="nothing to prove: Empty returns no floating tensor"):
         Baseline.of(Empty(), torch.ones(1), Effect.EXACT, Anatomy())
+
+
+def test_an_exact_rewrite_has_a_tolerance_also_where_no_wider_copy_runs() -> None:
+    class Narrow(nn.Module):
+        """Takes float32 alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.read = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.dtype is torch.float32
+            found: Tensor = self.read(x)
+            return found
+
+    model, x = Narrow(), torch.randn(3, 4)
+    with pytest.raises(RewriteError, match=r"(?s)not prove Scaled.*choice: 0.001 of the largest output"):
+        make_plan(model, [Scaled(1.01, ("read",))], x).apply()
+    plan = make_plan(model, [Scaled(1.0, ("read",))], x).apply()
+    assert plan.proof is not None
+    assert plan.proof.holds
+    assert "no wider copy runs" in plan.proof.tolerance_source

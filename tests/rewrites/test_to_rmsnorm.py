@@ -219,3 +219,42 @@ def test_eps_stays_in_force_and_halves_are_squared_in_float32() -> None:
     rows = (600 * (x - x.mean(-1, keepdim=True))).half()
     wanted = rows.double() / (rows.double().square().mean(-1, keepdim=True) + 0.5).sqrt()
     torch.testing.assert_close(norm(rows).double(), wanted, rtol=2e-3, atol=2e-3)
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(3))
+        self.reads = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, read in zip(self.norms, self.reads, strict=False):
+            x = x + read(norm(x))
+        found: Tensor = self.norms[2](x)
+        return found
+
+
+class Sinusoids(nn.Module):
+    """Adds positions to the embeddings that are kept as a buffer, and have a mean over the features."""
+
+    def __init__(self, number: bool) -> None:
+        super().__init__()
+        self.table, self.body, self.number = nn.Embedding(64, 32), Body(), number
+        self.register_buffer("places", torch.sin(torch.arange(16.0)[:, None] * torch.arange(32.0)) + 0.5)
+        self.head = nn.Linear(32, 64, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = 0.5 if self.number else self.places[: ids.shape[1]]
+        found: Tensor = self.head(self.body(self.table(ids) + places))
+        return found
+
+
+@pytest.mark.parametrize("number", [False, True])
+@pytest.mark.parametrize("tied", ["entry", "untie"])
+def test_positions_kept_as_a_buffer_have_a_mean_too(tied: Any, number: bool) -> None:
+    torch.manual_seed(0)
+    model, ids = Sinusoids(number).double().eval(), torch.arange(12)[None]
+    before = model(ids).detach()
+    make_plan(model, [ToRMSNorm(tied=tied)], ids).apply()
+    assert float((model(ids) - before).abs().max().detach()) <= 1e-12

@@ -74,7 +74,7 @@ def _looked_up(flow: Flow, value: int) -> tuple[str, ...] | None:
     todo, seen = [value], {value}
     while todo:
         step = flow.made_by(todo.pop())
-        if step is None or not _adds_up(step):
+        if step is None or not _adds_up(flow, step):
             return None
         names |= dict.fromkeys(step.parameters)
         fresh = [v for v in step.inputs if v not in seen and step.role is not Role.SOURCE]
@@ -83,10 +83,14 @@ def _looked_up(flow: Flow, value: int) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _adds_up(step: Step) -> bool:
+def _adds_up(flow: Flow, step: Step) -> bool:
+    """Whether a step moves, scales or sums rows of parameters; a number or a buffer that is added has a mean of its
+    own."""
     if step.role is Role.SOURCE:
         return bool(step.parameters)
-    return step.role in (Role.MOVE, Role.SHIFT, Role.ADD) or (step.role is Role.SCALE and not step.parameters)
+    if step.role is Role.SHIFT:
+        return bool(step.statics) and all(flow.levels.parameters(v) for v in step.statics)
+    return step.role in (Role.MOVE, Role.ADD) or (step.role is Role.SCALE and not step.parameters)
 
 
 def _centred(survey: Survey, table: WeightSite) -> Site:
