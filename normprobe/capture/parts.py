@@ -24,7 +24,7 @@ class Parts(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name in self._tensors:
             return self._tensors[name]
-        held, cuts = cuts_of(name)
+        held, cuts = cuts_of(name, self._tensors)
         return self._tensors[held].detach()[cuts]
 
     def __iter__(self) -> Iterator[str]:
@@ -37,9 +37,15 @@ class Parts(Mapping[str, Tensor]):
 def held_part(model: nn.Module, name: str) -> Tensor:
     """The parameter or buffer of a model by its name, or that part of one; script modules hold theirs without
     `get_parameter`."""
-    held, cuts = cuts_of(name)
-    tensor: Tensor = attrgetter(held)(model)
-    return tensor[cuts] if cuts else tensor
+    try:
+        tensor: Tensor = attrgetter(name)(model)
+        return tensor
+    except AttributeError:
+        held, cuts = cuts_of(name, ())
+        if not cuts:
+            raise
+        part: Tensor = attrgetter(held)(model)[cuts]
+        return part
 
 
 def selected(trace: Trace, value: int) -> str | None:

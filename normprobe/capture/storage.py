@@ -8,6 +8,7 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -76,6 +77,17 @@ def held_tensor(model: nn.Module, name: str) -> Tensor:
     """The parameter or buffer of a model by its name; script modules hold theirs without `get_parameter`."""
     tensor: Tensor = attrgetter(name)(model)
     return tensor
+
+
+_PACKED = getattr(torch, "float4_e2m1fn_x2", None)  # two numbers a byte, which hold neither NaN nor infinities
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in a dtype that torch computes in: floats of 8 bits, which it only stores, in float32; of packed numbers of 4
+    bits the numbers of their bytes."""
+    if x.dtype == _PACKED:
+        return x.view(torch.uint8).float()
+    return x.float() if x.is_floating_point() and x.dtype.itemsize == 1 else x
 
 
 def inner_tensors(tensor: Any) -> list[Tensor]:

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from normprobe.capture.storage import widened
 from normprobe.diffing.pairs import BranchPair, Pairs, Side
-from normprobe.diffing.settings import BITS
 from normprobe.records import Anatomy, Branch, WeightSite
 from normprobe.records.diff import Relation, WeightPair
 from normprobe.records.parts import whole
@@ -53,7 +53,7 @@ def print_of(model: nn.Module) -> Side:
         held = [named[name] for name in branch.parameters if name in named and named[name].is_floating_point()]
         if any(t.is_meta for t in held):
             return ""
-        return f"{math.sqrt(sum(float(t.detach().double().square().sum()) for t in held)):.3g}"
+        return f"{math.sqrt(sum(float(widened(t.detach()).double().square().sum()) for t in held)):.3g}"
 
     return mark
 
@@ -148,7 +148,8 @@ def _placed(
 
 def _left(anatomy: Anatomy, named: Mapping[str, Tensor], placed: Sequence[str]) -> list[_Held]:
     """Parameters of no weight that was placed and of no norm: added positions, biases outside of branches, scales."""
-    gains = [whole(name) for norm in anatomy.norms for name in (norm.weight, norm.bias) if name is not None]
+    names = set(named)  # of whole ones
+    gains = [whole(name, names) for norm in anatomy.norms for name in (norm.weight, norm.bias) if name is not None]
     seen = {id(named[name]) for name in (*placed, *gains) if name in named}
     left: dict[int, _Held] = {}
     for name, held in named.items():
@@ -271,12 +272,16 @@ def _rounded(x: Tensor, y: Tensor, dtypes: set[torch.dtype]) -> bool:
 def rounding(x: Tensor, y: Tensor, dtypes: set[torch.dtype]) -> tuple[int, torch.dtype] | None:
     """Which of two (0 or 1) holds the other's values rounded to which dtype, the narrower of `dtypes` or 16 bits; None
     where neither does. Both in float64."""
-    tried = dict.fromkeys((min(dtypes, key=BITS.__getitem__), torch.bfloat16, torch.float16))
+    tried = dict.fromkeys((max(dtypes, key=_spacing), torch.bfloat16, torch.float16))
     for dtype in tried:
         for side, (full, short) in enumerate(((y, x), (x, y))):
             if torch.equal(full.to(dtype).double(), short):
                 return side, dtype
     return None
+
+
+def _spacing(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def _reordered(a: Tensor, b: Tensor, tight: float, seed: int) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.outputs import named_tensors
+from normprobe.capture.storage import widened
 from normprobe.capture.wrappers import wrapped_forwards
 
 
@@ -34,7 +35,7 @@ def _finite(x: Tensor) -> bool:
     if x.numel() == 0:
         return True
     values = x.detach().to_dense() if x.layout != torch.strided else x.detach()
-    real = torch.view_as_real(values.resolve_conj()) if x.is_complex() else values
+    real = torch.view_as_real(values.resolve_conj()) if x.is_complex() else widened(values)
     if bool(torch.isfinite(real.sum())):
         return True
     low, high = real.aminmax()
@@ -69,4 +70,4 @@ def broken(x: Tensor) -> bool:
     """Whether an element is NaN or +∞; −∞ stands for a mask."""
     if x.is_complex() or x.layout != torch.strided or x.numel() == 0:
         return not _finite(x)
-    return not bool(x.max() < torch.inf)  # NaN wins
+    return not bool(widened(x).max() < torch.inf)  # NaN wins

@@ -42,7 +42,7 @@ def with_blocked(measured: Measurements, anatomy: Anatomy, zeros: Zeros) -> Meas
     }
     found: dict[tuple[str | None, int | None, str], list[str]] = {}
     for name in zeros.stay:
-        found.setdefault(places.get(whole(name), (None, None, name.rpartition(".")[0] or ".")), []).append(name)
+        found.setdefault(places.get(whole(name, places), (None, None, name.rpartition(".")[0] or ".")), []).append(name)
     blocked = tuple(
         BlockedBranch(stream=stream, branch=index, path=path, zeros=tuple(held))
         for (stream, index, path), held in found.items()

@@ -137,7 +137,7 @@ def _whole(parameter: Tensor, site: WeightSite, found: Fit, anatomy: Anatomy, se
 def _unused(anatomy: Anatomy, named: Mapping[str, Tensor]) -> list[str]:
     """Parameters of two axes or more that are no weight of the Anatomy and belong to no norm."""
     known = {w.parameter for w in anatomy.weights}
-    known |= {whole(name) for n in anatomy.norms for name in (n.weight, n.bias) if name is not None}
+    known |= {whole(name, named) for n in anatomy.norms for name in (n.weight, n.bias) if name is not None}
     return [name for name, p in named.items() if p.dim() > 1 and name not in known]
 
 

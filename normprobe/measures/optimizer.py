@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from normprobe.capture.parts import Parts
 from normprobe.measures.optimizer_trial import (
+    apart,
     followed_steps,
     full_rate,
     group_of,
@@ -45,9 +46,11 @@ def measure_optimizer(
     held = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     own = {id(p) for p in parameters.values()}
     uses = list(_uses(anatomy, parameters))
-    trial = _Trial(optimizer, tuple(_groups(optimizer)), Parts(gradients))
-    stepped = [(use, held[key]) for use in uses if (key := id(parameters[whole(use[1])])) in held]
-    norms = tuple(trial.step(use, parameters[use[1]], group) for use, group in stepped)
+    names = set(parameters)
+    stepped = [(use, held[key]) for use in uses if (key := id(parameters[whole(use[1], names)])) in held]
+    with apart(model, optimizer):
+        trial = _Trial(optimizer, tuple(_groups(optimizer)), Parts(gradients))
+        norms = tuple(trial.step(use, parameters[use[1]], group) for use, group in stepped)
     return OptimizerMeasure(
         name=type(optimizer).__name__,
         groups=trial.groups,
@@ -61,7 +64,7 @@ def measure_optimizer(
 def trained(model: nn.Module, anatomy: Anatomy) -> frozenset[str]:
     """The names of the gains and offsets that need a gradient."""
     parameters = Parts(dict(model.named_parameters(remove_duplicate=False)))
-    return frozenset(whole(name) for _, name, _ in _uses(anatomy, parameters))
+    return frozenset(whole(name, set(parameters)) for _, name, _ in _uses(anatomy, parameters))
 
 
 def _groups(optimizer: Optimizer) -> Iterator[OptimizerGroup]:
@@ -77,14 +80,15 @@ def _device(parameters: list[Tensor]) -> torch.device:
 def _uses(anatomy: Anatomy, parameters: Mapping[str, Tensor]) -> Iterator[_Use]:
     """Gains and offsets that need a gradient, each once."""
     seen: set[tuple[int, str]] = set()
+    names = set(parameters)
     for norm in anatomy.norms:
         pairs: tuple[tuple[str | None, Literal["gain", "offset"]], ...]
         pairs = (norm.weight, "gain"), (norm.bias, "offset")
         for name, part in pairs:
             if name is None or name not in parameters:
                 continue
-            held = parameters[whole(name)]
-            key = id(held), name.removeprefix(whole(name))
+            of = whole(name, names)
+            held, key = parameters[of], (id(parameters[of]), name.removeprefix(of))
             if norm.executed and held.requires_grad and key not in seen:
                 seen.add(key)
                 yield norm, name, part

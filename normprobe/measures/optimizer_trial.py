@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normprobe.capture.guard import untouched
 from normprobe.records.optimizer import OptimizerGroup
 
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
@@ -18,6 +20,25 @@ _SMALL, _LARGE = 1e-3, 1.0  # two gradients; steps that follow them differ by a 
 _SAME = 0.1
 _STEPS, _AWAY = 64, 4.0
 _MANY = 20  # steps after which a momentum of 0.9 has grown to nine tenths of what it becomes
+
+
+@contextmanager
+def apart(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+    """While open no parameter of the model or of the optimiser has a gradient, and what is written into them or into
+    what the optimiser holds is undone at the end: copies may reach an optimiser that could not be copied (in an object,
+    behind a function), whose steps then find nothing to follow."""
+    both: Any = nn.Module()
+    both.model, both.optimizer = model, optimizer
+    own = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    gradients = [(p, p.grad) for p in ({id(p): p for p in model.parameters()} | own).values()]
+    with untouched(both) as keeper, keeper.mode():
+        try:
+            for parameter, _ in gradients:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
 
 def stepped(

@@ -54,9 +54,17 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
     laid = any(callable(value) for name, value in mine.items() if name not in theirs)
     if type(one) is not type(other) or laid or one._forward_hooks or one._forward_pre_hooks:
         return False
-    if children.keys() != others.keys() or any(mine[k] != theirs[k] for k in mine.keys() & theirs.keys()):
+    if children.keys() != others.keys() or not all(_equal(mine[k], theirs[k]) for k in mine.keys() & theirs.keys()):
         return False
     return all(_alike(child, others[name]) for name, child in children.items())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two settings are the same; those that do not say so (arrays, tensors without values) are not."""
+    try:
+        return bool(one == other)
+    except Exception:  # whatever a foreign comparison raises
+        return False
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:

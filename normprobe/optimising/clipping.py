@@ -39,7 +39,8 @@ class AdaptiveClipping:
         head: whether the readout is clipped too.
 
     Raises:
-        SettingError: `model` is no module, `clipping` or `eps` is not positive.
+        SettingError: `model` is no module, `optimizer` none of torch's or of another model, `clipping` or `eps` is not
+            positive.
         InputError: no inputs could be made, or the model rejected them.
     """
 
@@ -54,6 +55,7 @@ class AdaptiveClipping:
         head: bool = False,
     ) -> None:
         check_model(model)
+        _check_optimizer(optimizer, model)
         for name, value in (("clipping", clipping), ("eps", eps)):
             if not (value > 0 and math.isfinite(value)):
                 raise SettingError(f"{name} cannot be used", expected="a finite number above 0", found=repr(value))
@@ -74,12 +76,34 @@ class AdaptiveClipping:
 
     @torch.no_grad()
     def clip(self, parameter: Tensor, axes: tuple[int, ...]) -> None:
-        """Clip the gradient of one parameter; `axes` are those that one unit sums over."""
+        """Clip the gradient of one parameter, in place; `axes` are those that one unit sums over."""
         assert parameter.grad is not None
-        most = _norm(parameter, axes).clamp_min(self.eps) * self.clipping
-        size = _norm(parameter.grad, axes)
-        factor = (most / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
-        parameter.grad.mul_(factor.to(parameter.grad.dtype))
+        if not parameter.grad.is_sparse:
+            parameter.grad.mul_(self._factor(parameter, parameter.grad, axes))
+            return
+        gradient = parameter.grad.coalesce()  # rows of a table; one that was looked up twice is one unit
+        rows, values = gradient.indices()[0], gradient.values()
+        held = parameter if 0 in axes else parameter[rows]
+        values.mul_(self._factor(held, values, axes))
+        parameter.grad = gradient
+
+    def _factor(self, weights: Tensor, gradient: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """What the gradient of each unit is multiplied by."""
+        most = _norm(weights, axes).clamp_min(self.eps) * self.clipping
+        size = _norm(gradient, axes)
+        return (most / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0).to(gradient.dtype)
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        found = f"{type(optimizer).__name__}: {optimizer!r:.80}"
+        raise SettingError("the optimizer is none of torch's", expected="a torch.optim.Optimizer", found=found)
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if own.isdisjoint(held):
+        expected = "one made with parameters of this model, after it was wrapped or moved"
+        found = f"{len(held)} tensors that the model does not hold"
+        raise SettingError("the optimizer steps no parameter of the model", expected=expected, found=found)
 
 
 def _norm(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:

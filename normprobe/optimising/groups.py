@@ -44,7 +44,8 @@ def decay_groups(model: nn.Module, weight_decay: float, inputs: Inputs | None = 
         )
     survey = Survey.of(model, or_made(model, inputs))
     spared = _spared(survey)
-    weights = {whole(site.parameter) for site in survey.anatomy.weights}
+    names = {name for name, _ in model.named_parameters()}
+    weights = {whole(site.parameter, names) for site in survey.anatomy.weights}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decayed = {name for name, p in named if name not in spared and (name in weights or _matrix(p))}
     groups = [
@@ -67,7 +68,8 @@ def _spared(survey: Survey) -> set[str]:
         *(branch.branch_scale.parameter for branch in branches),
         *(site.scale_parameter for site in anatomy.attention),
     ]
-    return {whole(name) for name in names if name is not None}
+    held = {name for name, _ in survey.model.named_parameters()}
+    return {whole(name, held) for name in names if name is not None}
 
 
 def _matrix(parameter: Tensor) -> bool:

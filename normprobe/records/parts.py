@@ -1,13 +1,16 @@
-"""Names of parts of parameters: `gains[2]` is the third row of `gains`, `gains[:, 2]` its third column."""
+"""Names of parts of parameters: `gains[2]` is the third row of `gains`, `gains[:, 2]` its third column.
+
+A parameter may be called so as a whole (`nn.ParameterDict({"gains[2]": …})`): what is held under a name comes first.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TypeAlias
 
 Cut: TypeAlias = int | slice  # of one axis
-_PART = re.compile(r"(.+)\[([-\d:, ]+)\]")
+_PART = re.compile(r"(.+)\[((?:\d+:\d+|\d+|:)(?:, (?:\d+:\d+|\d+|:))*)\]")
 
 
 def part_name(name: str, cuts: Sequence[Cut]) -> str:
@@ -18,15 +21,15 @@ def part_name(name: str, cuts: Sequence[Cut]) -> str:
     return f"{name}[{', '.join(map(_text, kept))}]" if kept else name
 
 
-def cuts_of(name: str) -> tuple[str, tuple[Cut, ...]]:
-    """The name of the whole tensor, and how it is cut."""
-    told = _PART.fullmatch(name)
-    return (name, ()) if told is None else (told[1], tuple(_cut(text) for text in told[2].split(",")))
+def cuts_of(name: str, held: Container[str]) -> tuple[str, tuple[Cut, ...]]:
+    """The name of the whole tensor, and how it is cut; `held` has the names of whole tensors."""
+    told = None if name in held else _PART.fullmatch(name)
+    return (name, ()) if told is None else (told[1], tuple(_cut(text) for text in told[2].split(", ")))
 
 
-def whole(name: str) -> str:
-    """The name of the tensor that `name` is, or is a part of."""
-    return cuts_of(name)[0]
+def whole(name: str, held: Container[str]) -> str:
+    """The name of the tensor that `name` is, or is a part of; `held` has the names of whole tensors."""
+    return cuts_of(name, held)[0]
 
 
 def _text(cut: Cut) -> str:
@@ -36,7 +39,7 @@ def _text(cut: Cut) -> str:
 
 
 def _cut(text: str) -> Cut:
-    first, colon, last = text.strip().partition(":")
+    first, colon, last = text.partition(":")
     if not colon:
         return int(first)
     return slice(int(first), int(last)) if first else slice(None)

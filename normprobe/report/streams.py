@@ -54,7 +54,7 @@ def inner_norms(anatomy: Anatomy, branch: Branch) -> list[NormSite]:
     """The norms between the weights of a branch, as far as their own parameters tell."""
     used = set(branch.parameters)
     inner = [norm for norm in anatomy.norms if norm.role == "inner"]
-    return [norm for norm in inner if {whole(name) for name in (norm.weight, norm.bias) if name is not None} & used]
+    return [norm for norm in inner if any(whole(name or "", used) in used for name in (norm.weight, norm.bias))]
 
 
 def path_facts(stream: Stream) -> list[str]:

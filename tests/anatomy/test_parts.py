@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import normprobe
 from normprobe.capture.parts import Parts, held_part
 from normprobe.records.parts import cuts_of, part_name, whole
 from tests.anatomy.reading import anatomy_of
@@ -91,9 +93,9 @@ def test_what_is_no_part_is_no_parameter() -> None:
 def test_names_of_parts(cuts: tuple[int | slice, ...], name: str) -> None:
     tensor = torch.randn(4, 4)
     assert part_name("w", cuts) == name
-    assert whole(name) == "w"
+    assert whole(name, ()) == "w"
     assert torch.equal(Parts({"w": tensor})[name], tensor[cuts])
-    assert torch.equal(tensor[cuts_of(name)[1]], tensor[cuts])
+    assert torch.equal(tensor[cuts_of(name, ())[1]], tensor[cuts])
 
 
 def test_a_name_that_is_held_is_no_part() -> None:
@@ -101,3 +103,36 @@ def test_a_name_that_is_held_is_no_part() -> None:
     parts = Parts({"w[0]": held})
     assert parts["w[0]"] is held
     assert "v[0]" not in parts
+
+
+@pytest.mark.parametrize("name", ["w[0]", "w[1:2]", "w[:, 3]"])
+def test_a_parameter_that_is_called_like_a_part_is_a_whole_one(name: str) -> None:
+    assert whole(name, {name}) == name
+    model = Bracketed()
+    held = held_part(model, "gains.g[0]")
+    assert held is model.gains["g[0]"]
+
+
+class Bracketed(nn.Module):
+    """Norms whose gains are held under names with brackets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gains = nn.ParameterDict({f"g[{i}]": nn.Parameter(torch.ones(WIDTH)) for i in range(LAYERS)})
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, linear in enumerate(self.maps):
+            x = x + linear(nn.functional.rms_norm(x, (WIDTH,), self.gains[f"g[{i}]"]))
+        return x
+
+
+def test_names_with_brackets_are_judged_and_spared_as_any_other() -> None:
+    model, x = Bracketed(), torch.randn(2, 5, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    report = normprobe.probe(model, x, level="backward", optimizer=optimizer)
+    assert [norm.weight for norm in report.anatomy.norms] == list(names := [f"gains.{name}" for name in model.gains])
+    assert report.measurements.optimizer is not None
+    assert [norm.parameter for norm in report.measurements.optimizer.norms] == names
+    assert set(names) <= set(normprobe.decay_groups(model, 0.1, x)[1]["names"])
+    assert normprobe.diff(model, copy.deepcopy(model), x).data.verdict == "same"

@@ -69,6 +69,18 @@ def test_buffers_are_paired_in_order_then_by_name_and_the_rest_in_order() -> Non
     assert skip.what == "floating buffers: b0 of A, b1 of A, b2 of A and 2 more"
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_eight_bits(dtype: torch.dtype) -> None:
+    scales = torch.linspace(0.1, 1.0, 16)
+    short = scales.to(dtype)
+    assert compare_buffers(holding(s=short), holding(s=short), 0)[0] == (BufferPair("s", "s", "equal"),)
+    ((row,), _) = compare_buffers(holding(s=scales), holding(s=short), 0)
+    assert (row.relation, row.short, row.dtype) == ("rounded", 1, str(dtype).removeprefix("torch."))
+    ((row,), _) = compare_buffers(holding(s=short), holding(s=(3 * scales.flip(0)).to(dtype)), 0)
+    assert row.relation == "different"
+    assert normprobe.diff(holding(s=short), holding(s=(scales + 1).to(dtype)), tokens()).differences
+
+
 def test_scalars_and_buffers_without_elements() -> None:
     a = holding(scalar=torch.tensor(0.1), none=torch.ones(0))
     b = holding(scalar=torch.tensor(0.1).bfloat16(), none=torch.ones(0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import normprobe
 from normprobe.measures.finite import all_finite, first_broken_module
 from tests.trace import Snapshot
 
@@ -50,3 +51,19 @@ def test_the_module_is_found_and_nothing_is_left_behind() -> None:
     before = Snapshot(model, x)
     assert first_broken_module(model, x) == "second"
     before.assert_kept()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_floats_that_torch_only_stores(dtype: torch.dtype) -> None:
+    assert all_finite(ONES.to(dtype)) is True
+    assert all_finite(NAN.to(dtype)) is False
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    model.register_buffer("scales", ONES.to(dtype))
+    assert normprobe.probe(model, torch.randn(2, 4)).measurements.output_finite is True
+
+
+def test_packed_floats_of_four_bits_are_finite() -> None:
+    packed = getattr(torch, "float4_e2m1fn_x2", None)
+    if packed is None:
+        pytest.skip("this torch has no such dtype")
+    assert all_finite(torch.zeros(4, dtype=torch.uint8).view(packed)) is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,3 +240,62 @@ class CompensatedMomentum(SGD):
 def test_momentum_does_not_pass_for_an_optimiser_that_keeps_what_rounding_takes() -> None:
     assert followed(lambda p: SGD(p, lr=0.02, momentum=0.9))[0].lost > 0.5
     assert followed(lambda p: CompensatedMomentum(p, lr=0.02))[0].lost == 0
+
+
+class Away(Optimizer):
+    """Steps another optimiser that it holds where no copy replaces it: a dictionary, an object, a function."""
+
+    def __init__(self, inner: Optimizer, where: str) -> None:
+        super().__init__(inner.param_groups, {})
+        held = {"dict": {"it": inner}, "object": SimpleNamespace(it=inner), "call": inner.step}
+        self.inner: Any = held[where]
+        self.where = where
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.where == "call":
+            self.inner()
+        else:
+            (self.inner["it"] if self.where == "dict" else self.inner.it).step()
+
+
+@pytest.mark.parametrize("where", ["dict", "object", "call"])
+def test_an_optimiser_that_is_stepped_from_anywhere_moves_nothing(where: str) -> None:
+    model = net()
+    inner = SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    model(X).square().sum().backward()
+    inner.step()
+    gradients = [p.grad for p in model.parameters()]
+    before, state = [p.detach().clone() for p in model.parameters()], copy.deepcopy(inner.state_dict())
+    (group,) = measured(model, Away(inner, where)).groups
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+    assert str(inner.state_dict()) == str(state)
+    assert (group.decay, group.step) == (None, None)
+    assert "does not move the parameter" in group.reason
+
+
+class Averaging(SGD):
+    """Pulls what it was made for, whatever it is given, to an average of its own."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        self.fast = [p for group in self.param_groups for p in group["params"]]
+        self.count = [0]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.count[0] += 1
+        for slow, fast in zip(self.slow, self.fast, strict=True):
+            slow.add_(1.0)
+            fast.data.lerp_(slow, 0.5)
+
+
+def test_what_an_optimiser_writes_without_a_gradient_is_undone() -> None:
+    model = net()
+    optimizer = Averaging(model.parameters(), lr=1e-2)
+    before, slow = [p.detach().clone() for p in model.parameters()], [t.clone() for t in optimizer.slow]
+    measured(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(slow, optimizer.slow, strict=True))
+    assert optimizer.count == [0]

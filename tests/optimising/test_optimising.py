@@ -119,3 +119,24 @@ def test_small_gradients_and_vectors() -> None:
     assert torch.equal(bias.grad, torch.zeros(4))
     with pytest.raises(SettingError, match="clipping cannot be used"):
         normprobe.AdaptiveClipping(optimiser, model, torch.randn(2, 4), clipping=0.0)
+    with pytest.raises(SettingError, match="none of torch's"):
+        normprobe.AdaptiveClipping("adam", model, torch.randn(2, 4))  # type: ignore[arg-type]
+    other = torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=1.0)
+    with pytest.raises(SettingError, match="steps no parameter of the model"):
+        normprobe.AdaptiveClipping(other, model, torch.randn(2, 4))
+
+
+def test_a_table_with_sparse_gradients_is_clipped_row_by_row() -> None:
+    rows, outcome = torch.tensor([[1, 3, 3, 5]]), {}
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(8, 4, sparse=sparse), nn.LayerNorm(4), nn.Linear(4, 4))
+        optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+        normprobe.AdaptiveClipping(optimiser, model, rows, clipping=1e-3)
+        (1e3 * loss(model, rows)).backward()
+        gradient = model[0].weight.grad.to_dense().clone()
+        optimiser.step()
+        outcome[sparse] = model[0].weight.grad.to_dense()
+        assert torch.equal(model[0].weight.grad.to_dense()[0], torch.zeros(4))
+        assert not torch.allclose(gradient, outcome[sparse])
+    assert torch.allclose(outcome[True], outcome[False])

@@ -46,7 +46,8 @@ def find_blocked(model: nn.Module, flow: Flow, norms: Sequence[NormSite]) -> Zer
     """
     zeros: dict[str, Tensor] = {name: parameter for name, parameter in model.named_parameters() if _zero(parameter)}
     parts = zero_parts(model, flow)
-    zeros |= {name: held_tensor(model, whole(name)) for name in parts.values()}
+    names = {name for name, _ in model.named_parameters()}
+    zeros |= {name: held_tensor(model, whole(name, names)) for name in parts.values()}
     if not zeros:
         return Zeros()
     left = frozenset(zeros)
@@ -122,7 +123,8 @@ class Gradients:
         return {v for v in factors if any(map(self._is_nothing, factors - {v}))}
 
     def _behind_norm(self, step: Step, norm: NormSite) -> tuple[set[int], set[str]]:
-        idle = {whole(norm.weight or "")} if self._nothing.issuperset(step.inputs) and _from_zero(norm) else set()
+        gain = {whole(norm.weight or "", step.parameters)}
+        idle = gain if self._nothing.issuperset(step.inputs) and _from_zero(norm) else set()
         passed = set() if self._closed(norm) else set(step.inputs)
         return passed, set(step.parameters) - idle
 

@@ -30,9 +30,9 @@ class AttentionScale(Check):
     The constant factor on q·k in force, wherever it is applied, times √(head width): 1 for the usual scale. Three
     things are told apart. One site of several alike (on one stream, and both or neither of them cross-attention) has
     another scale than most: a warning, or a note where no other has its heads and its window. A scale of 0 or below is
-    a warning too. Layers of several sizes
-    whose scales follow one law (1, 1/d, 1/√d, 1/√width) do not differ. All have a scale far from 1/√d, and what was
-    measured shows that nothing makes up for it: a warning. In new models these are logits of a standard deviation of
+    a warning too, and so is one that is no finite number. Layers of several sizes whose scales follow one law (1, 1/d,
+    1/√d, 1/√width) do not differ. All have a scale far from 1/√d, and what was measured shows that nothing makes up
+    for it: a warning. In new models these are logits of a standard deviation of
     more than 5. In trained ones it is a median of these standard deviations over the heads that is above 5 or below
     0.5 and would lie between the two at 1/√d: weights that were trained for another scale than this one. Or the scale
     is exactly that of the full width of all heads, however near that is: a warning, unless the model is trained or its
@@ -92,14 +92,15 @@ class AttentionScale(Check):
         if unknown:
             yield self.skip("the factor on q·k is not constant", unknown)
         seen = _Seen.of(data)
-        for group in _alike(data):
+        for sites in _alike(data):
+            group = [fit for fit in sites if math.isfinite(fit[1])]
             usual = None if _of_one_law(group) else _usual(group)
             odd = [] if usual is None else [fit for fit in group if not _same(fit[1], usual)]
             others = {_build(site) for site, fit in group if (site, fit) not in odd}
             for site, fit in odd:
                 yield self._differs(site, fit, usual or math.nan, alike=_build(site) in others)
             rest = [fit for fit in group if fit not in odd]
-            yield from self._turned([fit for fit in rest if fit[1] <= 0])
+            yield from self._turned([fit for fit in sites if fit not in odd and not 0 < fit[1] < math.inf])
             yield from self._all([fit for fit in rest if not fit[1] <= 0], seen)
 
     def _differs(self, site: AttentionSite, fit: float, usual: float, alike: bool) -> Finding:
@@ -114,18 +115,17 @@ class AttentionScale(Check):
         )
 
     def _turned(self, fits: list[_Fit]) -> Iterator[Finding]:
-        """One finding for scales of 0, and one for those below."""
-        for zero in (True, False):
-            sites = [site for site, fit in fits if (fit == 0) is zero]
-            if sites:
-                what = "every query sees all keys alike" if zero else "the keys that match a query least get most"
-                yield self.finding(
-                    sites[0].path,
-                    f"the scale is {_span([site.scale or 0.0 for site in sites])}: {what}",
-                    value=sites[0].scale,
-                    source="Vaswani et al. 2017, sec. 3.2.1: q·k is divided by a root, which is above 0",
-                    places=[site.path for site in sites],
-                )
+        """One finding for scales of 0, one for those below, and one for those that are no finite number."""
+        kinds = [_wrong(fit) for _, fit in fits]
+        for what in dict.fromkeys(kinds):
+            sites = [site for (site, _), kind in zip(fits, kinds, strict=True) if kind == what]
+            yield self.finding(
+                sites[0].path,
+                f"the scale is {_span([site.scale or 0.0 for site in sites])}: {what}",
+                value=sites[0].scale,
+                source="Vaswani et al. 2017, sec. 3.2.1: q·k is divided by a root, which is above 0",
+                places=[site.path for site in sites],
+            )
 
     def _all(self, fits: list[_Fit], seen: _Seen) -> Iterator[Finding]:
         """One finding for each form of a scale that is far from 1/√d, or that of all heads."""
@@ -248,6 +248,13 @@ def _usual(group: list[_Fit]) -> float | None:
     return next(fit for _, fit in group if fit > 0 and round(math.log(fit) / _SAME) == common)
 
 
+def _wrong(fit: float) -> str:
+    """What a scale does that is not above 0, or no finite number."""
+    if not math.isfinite(fit):
+        return "no logit is a finite number"
+    return "every query sees all keys alike" if fit == 0 else "the keys that match a query least get most"
+
+
 def _same(one: float, other: float) -> bool:
     return abs(one - other) <= 2 * _SAME * abs(other)
 
@@ -271,7 +278,7 @@ def _of_all_heads(site: AttentionSite, fit: float) -> bool:
 
 def _span(values: list[float]) -> str:
     low, high = min(values), max(values)
-    return number(values[0]) if _same(low, high) else f"{number(low)} to {number(high)}"
+    return number(values[0]) if _same(low, high) or not low < high else f"{number(low)} to {number(high)}"
 
 
 def _form(site: AttentionSite, full: bool) -> str:

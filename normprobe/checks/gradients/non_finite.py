@@ -139,8 +139,9 @@ def _hidden(data: ReportData) -> dict[str, str]:
     used = {weight.parameter for weight in anatomy.weights if weight.kind != "embedding"}
     used |= {name for stream in anatomy.streams for branch in stream.branches for name in branch.parameters}
     norms = [norm for norm in anatomy.norms if norm.executed]
-    used |= {whole(name) for norm in norms for name in (norm.weight, norm.bias) if name is not None}
-    return {one.name: _amount(one) for one in data.measurements.non_finite_tensors if one.name in used}
+    broken = {one.name: one for one in data.measurements.non_finite_tensors}
+    used |= {whole(name, broken) for norm in norms for name in (norm.weight, norm.bias) if name is not None}
+    return {name: _amount(one) for name, one in broken.items() if name in used}
 
 
 def _amount(one: BrokenTensor) -> str:

@@ -72,7 +72,7 @@ def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
 
 def _like(survey: Survey, norm: NormSite) -> str | None:
     if norm.weight is not None:
-        return whole(norm.weight)
+        return whole(norm.weight, {name for name, _ in survey.model.named_parameters()})
     return next((name for name, p in survey.model.named_parameters() if p.is_floating_point()), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -94,6 +95,16 @@ def test_the_width_of_all_heads_however_few(build: Build) -> None:
     (found,) = findings(scaled_sites(build(), site.heads**-0.5), "NP404")
     assert found.severity.value == "warning"
     assert f"that of {site.heads} heads together" in found.message
+
+
+def test_a_scale_that_is_no_finite_number() -> None:
+    x = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(1))
+    for scale, said in ((math.inf, "inf"), (math.nan, "nan")):
+        (found,) = findings((Called(a=scale, b=scale, c=scale), x), "NP404")
+        assert found.message == f"the scale is {said}: no logit is a finite number"
+        assert (found.severity.value, len(found.every_place)) == ("warning", 3)
+        (found,) = findings((Called(a=1 / 8, b=scale, c=1 / 8), x), "NP404")
+        assert (found.where, found.message) == ("blocks.b", f"the scale is {said}: no logit is a finite number")
 
 
 class Called(nn.Module):
