@@ -29,7 +29,7 @@ from normprobe.measures.gains import measure_gains
 from normprobe.measures.optimizer import measure_optimizer
 from normprobe.measures.own_settings import with_own
 from normprobe.measures.settings import Wanted, check_wanted
-from normprobe.records import Anatomy, Declared, Level, Measurements, ReportData, Settings, Skipped, Target
+from normprobe.records import Anatomy, Level, Measurements, ReportData, Settings, Skipped, Target
 from normprobe.report.report import Report
 from normprobe.version import versions
 
@@ -99,12 +99,9 @@ def probe(
         reading = _read(model, values := on_device(model, given), tell)
         measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
-    data = ReportData(target=target, level=level, settings=settings, declared=_stated(model, reading.anatomy))
-    return _judge(data, reading, measured, skipped)
-
-
-def _stated(model: nn.Module, anatomy: Anatomy) -> tuple[Declared, ...]:
-    return with_own(declared_by(model), model, anatomy)
+    stated, unasked = with_own(declared_by(model), model, reading.anatomy)
+    data = ReportData(target=target, level=level, settings=settings, declared=stated)
+    return _judge(data, reading, measured, (*skipped, *unasked))
 
 
 def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:

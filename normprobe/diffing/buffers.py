@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from normprobe.capture.storage import widened
 from normprobe.diffing.values import relate, rounding
 from normprobe.records import Skipped
 from normprobe.records.diff import Relation
@@ -43,8 +45,8 @@ class BufferPair:
 def compare_buffers(a: nn.Module, b: nn.Module, seed: int) -> tuple[tuple[BufferPair, ...], tuple[Skipped, ...]]:
     """Floating buffers that belong together, and what is said of others.
 
-    They belong together in the order in which they are registered where the shapes in this order are the same in both
-    models; else by name, and those that are left in their order again.
+    They belong together by name where both models have the same names. Else those of equal values do, then those of one
+    name where not all are left of the same shapes, and then all in the order in which they are registered.
 
     Args:
         a: the first model.
@@ -66,15 +68,36 @@ def _held(model: nn.Module) -> _Named:
 
 def _together(a: _Named, b: _Named) -> tuple[list[tuple[_Buffer, _Buffer]], tuple[_Named, _Named]]:
     """The pairs, and those of each model that have no counterpart."""
-    if _shapes(a) == _shapes(b):
-        return list(zip(a, b, strict=True)), ([], [])
-    other = dict(b)
-    known = [(one, (one[0], other[one[0]])) for one in a if one[0] in other and other[one[0]].shape == one[1].shape]
-    names = {one[0] for one, _ in known}
-    left = [[one for one in side if one[0] not in names] for side in (a, b)]
-    if _shapes(left[0]) != _shapes(left[1]):
-        return known, (left[0], left[1])
-    return [*known, *zip(*left, strict=True)], ([], [])
+    if set(map(_name, a)) == set(map(_name, b)):
+        return _apart(a, b, _name)[0], ([], [])
+    pairs, a, b = _apart(a, b, _values)
+    if _shapes(a) != _shapes(b):
+        named, a, b = _apart(a, b, _name)
+        pairs += named
+    if _shapes(a) != _shapes(b):
+        return pairs, (a, b)
+    return [*pairs, *zip(a, b, strict=True)], ([], [])
+
+
+def _apart(
+    a: _Named, b: _Named, key: Callable[[_Buffer], object]
+) -> tuple[list[tuple[_Buffer, _Buffer]], _Named, _Named]:
+    """Pairs of one key, first with first, and what is left of both models."""
+    waiting: dict[object, list[_Buffer]] = {}
+    for one in b:
+        waiting.setdefault(key(one), []).append(one)
+    found = [(one, held.pop(0)) for one in a if (held := waiting.get(key(one)))]
+    taken = {one[0] for one, _ in found}, {other[0] for _, other in found}
+    return found, [one for one in a if one[0] not in taken[0]], [one for one in b if one[0] not in taken[1]]
+
+
+def _name(held: _Buffer) -> object:
+    return held[0], held[1].shape
+
+
+def _values(held: _Buffer) -> object:
+    values = widened(held[1].detach()).to("cpu", torch.float64)
+    return held[1].shape, hashlib.blake2b(values.contiguous().numpy().data).digest()
 
 
 def _shapes(held: Sequence[_Buffer]) -> list[torch.Size]:

@@ -35,6 +35,7 @@ from normprobe.records import (
     Skipped,
     StreamMeasure,
 )
+from normprobe.records.parts import whole
 
 Seen = Callable[[str, Tensor], None]
 
@@ -276,5 +277,5 @@ def _cut_norms(branch: Branch, anatomy: Anatomy, gradients: _Gradients) -> Itera
     choice, which passes none."""
     for path in dict.fromkeys((branch.pre_norm, branch.output_norm)):
         norm = None if path is None else anatomy.norm(path)
-        if norm is not None and norm.executed and norm.weight in gradients.unreached:
+        if norm is not None and norm.executed and whole(norm.weight or "", gradients.unreached) in gradients.unreached:
             yield norm.path

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 MOST = 100_000_000  # parameters of a model that is built anew
+_UNBUILT = "its class cannot be built from its configuration"
 
 
 def own_weights(model: nn.Module, seed: int) -> tuple[Mapping[str, Tensor], str]:
@@ -32,18 +33,18 @@ def own_weights(model: nn.Module, seed: int) -> tuple[Mapping[str, Tensor], str]
         try:
             return dict(_built(model).named_parameters()), ""
         except Exception as error:  # whatever a foreign constructor raises that wants more than its configuration
-            return {}, f"its class cannot be built from its configuration: {type(error).__name__}: {error}"
+            return {}, f"{_UNBUILT}: {type(error).__name__}: {error}"
 
 
-def own_structure(model: nn.Module) -> nn.Module | None:
-    """A fresh instance on the meta device, which holds no values; None where the class cannot be built so."""
+def own_structure(model: nn.Module) -> tuple[nn.Module | None, str]:
+    """A fresh instance on the meta device, which holds no values, and why there is none."""
     if not _configured(model):
-        return None
+        return None, ""
     with torch.random.fork_rng(devices=()), torch.device("meta"):
         try:
-            return _built(model)
-        except Exception:  # whatever a foreign constructor raises that wants values, or more than its configuration
-            return None
+            return _built(model), ""
+        except Exception as error:  # whatever a foreign constructor raises that wants values, or more than a config
+            return None, f"{_UNBUILT}: {type(error).__name__}: {error}"
 
 
 def _configured(model: nn.Module) -> bool:

@@ -8,16 +8,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from normprobe.measures.own_init import own_structure
-from normprobe.records import Anatomy, Declared, NormSite
+from normprobe.records import Anatomy, Declared, NormSite, Skipped
+from normprobe.records.declared import EPS_AGREES
 from normprobe.records.norms import ON_STREAMS
 
-_NEAR = 0.05  # in the ratio of two eps that are one number
 _HELD = frozenset(vars(nn.Module()))  # what every module holds
 
 
-def with_own(declared: Sequence[Declared], model: nn.Module, anatomy: Anatomy) -> tuple[Declared, ...]:
+def with_own(
+    declared: Sequence[Declared], model: nn.Module, anatomy: Anatomy
+) -> tuple[tuple[Declared, ...], tuple[Skipped, ...]]:
     """The statements; those of an eps that no norm on a stream has name the norms that a fresh instance of the model's
-    class builds with the same settings. No values are drawn for it.
+    class builds with the same settings, and why they could not be asked. No values are drawn for it.
 
     Args:
         declared: the statements of the configurations in `model`.
@@ -26,15 +28,16 @@ def with_own(declared: Sequence[Declared], model: nn.Module, anatomy: Anatomy) -
     """
     norms = [norm for norm in anatomy.norms if norm.module and norm.executed and norm.role in ON_STREAMS]
     odd = [one for one in declared if one.fact == "eps" and norms and not any(_agrees(one, norm) for norm in norms)]
-    fresh = own_structure(model) if odd else None
+    fresh, why = own_structure(model) if odd else (None, "")
     if fresh is None:
-        return tuple(declared)
+        what = f"eps of the norms that the class {type(model).__name__} builds"
+        return tuple(declared), (Skipped(what=what, why=why),) if why else ()
     own = tuple(_same(model, fresh, [norm.path for norm in norms]))
-    return tuple(one.model_copy(update={"own": own}) if one in odd else one for one in declared)
+    return tuple(one.model_copy(update={"own": own}) if one in odd else one for one in declared), ()
 
 
 def _agrees(declared: Declared, norm: NormSite) -> bool:
-    return norm.eps is not None and abs(norm.eps / declared.value - 1) <= _NEAR
+    return norm.eps is not None and abs(norm.eps / declared.value - 1) <= EPS_AGREES
 
 
 def _same(model: nn.Module, fresh: nn.Module, paths: Sequence[str]) -> Iterator[str]:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from normprobe.anatomy.weights.added import added_parameters
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
 from normprobe.errors import SettingError
 from normprobe.inputs import or_made
-from normprobe.records import WeightSite
+from normprobe.records.parts import cuts_of
 from normprobe.rewrites.base import Survey
 
 
@@ -25,7 +26,8 @@ class AdaptiveClipping:
     For the weights W of one output unit and their gradient G, G becomes G · λ max(‖W‖, ε) / ‖G‖ where ‖G‖ > λ max(‖W‖,
     ε) (Brock et al. 2021, High-Performance Large-Scale Image Recognition Without Normalization, eq. 3). A unit is what
     one output feature sums over, by the axis that the Anatomy names, also where a weight is stored the other way round;
-    for experts each expert's; a vector is a single unit. The head is left alone, as in the paper (sec. 4.1).
+    for experts each expert's; a vector is a single unit, also where one parameter holds those of all layers. The head
+    is left alone, as in the paper (sec. 4.1).
 
     The gradients are changed in place, just before `optimizer.step()`, behind the unscaling of a `GradScaler`.
 
@@ -60,8 +62,7 @@ class AdaptiveClipping:
             if not (value > 0 and math.isfinite(value)):
                 raise SettingError(f"{name} cannot be used", expected="a finite number above 0", found=repr(value))
         self.clipping, self.eps = clipping, eps
-        sites = {site.parameter: site for site in Survey.of(model, or_made(model, inputs)).anatomy.weights}
-        self._axes = dict(_axes(model, sites, head))
+        self._axes = dict(_axes(Survey.of(model, or_made(model, inputs)), head))
         self._handle: RemovableHandle = optimizer.register_step_pre_hook(self._before)
 
     def remove(self) -> None:
@@ -111,15 +112,28 @@ def _norm(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
     return wide.square().sum(axes, keepdim=True).sqrt()
 
 
-def _axes(model: nn.Module, sites: dict[str, WeightSite], head: bool) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+def _axes(survey: Survey, head: bool) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
     """The axes of a unit for every parameter that is clipped."""
-    for name, parameter in model.named_parameters():
+    sites = {site.parameter: site for site in survey.anatomy.weights}
+    several = _stacks(survey)
+    for name, parameter in survey.model.named_parameters():
         site = sites.get(name)
         if site is not None and "head" in site.roles and not head:
             continue
-        if site is None or parameter.dim() < 2:
-            yield parameter, tuple(range(parameter.dim()))
-            continue
-        kept = {site.output_axis % parameter.dim()} | ({0} if site.kind == "experts" else set())
-        rows = {0} if site.kind == "embedding" else kept  # a row of a table is a unit
-        yield parameter, tuple(axis for axis in range(parameter.dim()) if axis not in rows)
+        kept = several.get(name, frozenset())
+        if site is not None and parameter.dim() > 1:
+            kept = frozenset({site.output_axis % parameter.dim()} | ({0} if site.kind == "experts" else set()))
+            kept = frozenset({0}) if site.kind == "embedding" else kept  # a row of a table is a unit
+        yield parameter, tuple(axis for axis in range(parameter.dim()) if axis not in kept)
+
+
+def _stacks(survey: Survey) -> dict[str, frozenset[int]]:
+    """The axes along which parameters hold the gains, offsets or biases of several layers."""
+    names = {name for name, _ in survey.model.named_parameters()}
+    found = dict(added_parameters(survey.trace))
+    for norm in survey.anatomy.norms:
+        for part in (norm.weight, norm.bias):
+            name, cuts = cuts_of(part or "", names)
+            layers = frozenset(axis for axis, cut in enumerate(cuts) if isinstance(cut, int))
+            found[name] = found.get(name, layers) & layers
+    return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from normprobe.anatomy.weights.added import added_parameters
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
 from normprobe.errors import SettingError
@@ -19,10 +20,11 @@ def decay_groups(model: nn.Module, weight_decay: float, inputs: Inputs | None = 
     """Two groups for a torch optimiser: weights with decay, and what decay would harm without it.
 
     Weights are what the recorded forward multiplies the signal by, and tables that it looks up. Gains and offsets of
-    norms, biases, factors on branches and other vectors are spared, whatever they are called and whatever their shape:
-    decay pulls a gain to 0 and with it the signal, and a bias bounds nothing (Loshchilov & Hutter 2019, sec. 2; He et
-    al. 2019, Bag of Tricks, sec. 3.1). A parameter that the forward did not use counts as a weight where it has two
-    axes of more than one element.
+    norms, biases and all else that is only added to the signal (a table of positions), factors on branches and other
+    vectors are spared, whatever they are called and whatever their shape: decay pulls a gain to 0 and
+    with it the signal, and a bias bounds nothing (Loshchilov & Hutter 2019, sec. 2; He et al. 2019, Bag of Tricks,
+    sec. 3.1). A parameter that the forward did not use counts as a weight where it has two axes of more than one
+    element.
 
     Args:
         model: left as it is.
@@ -43,11 +45,12 @@ def decay_groups(model: nn.Module, weight_decay: float, inputs: Inputs | None = 
             "the weight decay cannot be used", expected="a finite number from 0", found=repr(weight_decay)
         )
     survey = Survey.of(model, or_made(model, inputs))
-    spared = _spared(survey)
+    spared, added = _spared(survey), added_parameters(survey.trace)
     names = {name for name, _ in model.named_parameters()}
     weights = {whole(site.parameter, names) for site in survey.anatomy.weights}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decayed = {name for name, p in named if name not in spared and (name in weights or _matrix(p))}
+    weights |= {name for name, p in named if _matrix(p) and name not in added}
+    decayed = {name for name, _ in named if name in weights and name not in spared}
     groups = [
         {
             "params": [p for name, p in named if (name in decayed) is decays],

@@ -22,6 +22,9 @@ Fact = Literal[
 ]
 
 
+EPS_AGREES = 0.05  # by how much the eps of a norm is off a stated one that it is
+
+
 class Declared(Record):
     """One fact that a configuration states.
 

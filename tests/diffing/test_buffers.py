@@ -54,12 +54,12 @@ def test_a_buffer_of_one_model_alone_hides_no_other() -> None:
     assert "their values were not compared" in skip.why
 
 
-def test_buffers_are_paired_in_order_then_by_name_and_the_rest_in_order() -> None:
+def test_buffers_are_paired_by_value_then_in_order_or_by_name() -> None:
     a, b = holding(one=TABLE), holding(other=TABLE + 1)
     assert compare_buffers(a, b, 0) == ((BufferPair("one", "other", "different"),), ())
     a, b = holding(one=TABLE, mask=torch.ones(4)), holding(mask=torch.ones(4), other=TABLE)
     pairs, skipped = compare_buffers(a, b, 0)
-    assert [(pair.a, pair.b, pair.relation) for pair in pairs] == [("mask", "mask", "equal"), ("one", "other", "equal")]
+    assert [(pair.a, pair.b, pair.relation) for pair in pairs] == [("one", "other", "equal"), ("mask", "mask", "equal")]
     assert skipped == ()
     a, b = holding(table=TABLE), holding(table=torch.ones(4))
     (skip,) = compare_buffers(a, b, 0)[1]
@@ -86,3 +86,21 @@ def test_scalars_and_buffers_without_elements() -> None:
     b = holding(scalar=torch.tensor(0.1).bfloat16(), none=torch.ones(0))
     ((row,), skipped) = compare_buffers(a, b, 0)
     assert (row.a, row.relation, row.short, row.dtype, skipped) == ("scalar", "rounded", 1, "bfloat16", ())
+
+
+def test_buffers_that_are_registered_in_another_order() -> None:
+    """Cosines and sines of one shape: their names belong together, and where those differ their values."""
+    cos, sin = torch.cos(TABLE), torch.sin(TABLE)
+    for names in (("sin", "cos"), ("s", "c")):
+        other = holding(**{names[0]: sin, names[1]: cos})
+        pairs, skipped = compare_buffers(holding(cos=cos, sin=sin), other, 0)
+        assert {(pair.a, pair.b, pair.relation) for pair in pairs} == {
+            ("cos", names[1], "equal"),
+            ("sin", names[0], "equal"),
+        }
+        assert skipped == ()
+    ((first, second), _) = compare_buffers(holding(cos=cos, sin=sin), holding(cos=sin, sin=cos), 0)
+    assert (first.b, first.relation, second.relation) == ("cos", "different", "different")
+    other = holding(s=sin, c=cos + 1)  # one pair is equal; what is left is compared with what is left
+    pairs, _ = compare_buffers(holding(cos=cos, sin=sin), other, 0)
+    assert {(pair.a, pair.b, pair.relation) for pair in pairs} == {("sin", "s", "equal"), ("cos", "c", "different")}

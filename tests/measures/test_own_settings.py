@@ -58,3 +58,19 @@ class Refuses:
 def test_settings_that_cannot_be_compared_are_not_the_same(setting: Any, severity: str) -> None:
     found = [f for f in normprobe.probe(built(setting), level="structure").findings if f.code == "NP104"]
     assert [f.severity.value for f in found] == [severity]
+
+
+def test_a_class_that_cannot_be_asked_is_said() -> None:
+    class Wants(transformers.LlamaForCausalLM):  # type: ignore[name-defined,misc]
+        def __init__(self, config: Any, more: int) -> None:
+            super().__init__(config)
+            for module in self.modules():
+                if hasattr(module, "variance_epsilon"):
+                    module.variance_epsilon = 1e-5
+
+    fields = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = Wants(transformers.LlamaConfig(vocab_size=64, rms_norm_eps=1e-6, **fields), 1)
+    report = normprobe.probe(model, level="structure")
+    assert [f.severity.value for f in report.findings if f.code == "NP104"] == ["warning"]
+    (skip,) = (one for one in report.skipped if "that the class Wants builds" in one.what)
+    assert "cannot be built from its configuration: TypeError" in skip.why

@@ -140,3 +140,44 @@ def test_a_table_with_sparse_gradients_is_clipped_row_by_row() -> None:
         assert torch.equal(model[0].weight.grad.to_dense()[0], torch.zeros(4))
         assert not torch.allclose(gradient, outcome[sparse])
     assert torch.allclose(outcome[True], outcome[False])
+
+
+class Stacks(nn.Module):
+    """Layers whose weights, biases and gains one parameter each holds, on tokens with added positions."""
+
+    def __init__(self, layers: int = 3, width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(8, width)
+        self.places = nn.Parameter(torch.randn(1, 5, width))
+        self.looked_up = nn.Parameter(torch.randn(5, width))
+        self.gains = nn.Parameter(torch.ones(layers, width))
+        self.up = nn.Parameter(0.1 * torch.randn(layers, 2 * width, width))
+        self.up_bias = nn.Parameter(torch.full((layers, 2 * width), 0.1))
+        self.down = nn.Parameter(0.1 * torch.randn(layers, width, 2 * width))
+        self.low, self.high = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, width))
+        self.sum = nn.Parameter(torch.randn(8, width))
+        self.several = nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) + self.places + self.looked_up[torch.arange(5)]
+        for layer, gain in enumerate(self.gains):
+            h = nn.functional.rms_norm(x, (16,), gain)
+            h = torch.relu(nn.functional.linear(h, self.up[layer], self.up_bias[layer]))
+            x = x + nn.functional.linear(h, self.down[layer])
+        logits = nn.functional.linear(x, self.sum + self.low @ self.high)  # a weight and what adapts it
+        return logits[..., None, :] + self.several
+
+
+def test_what_is_only_added_is_no_weight_whatever_its_shape() -> None:
+    decayed, spared = normprobe.decay_groups(Stacks(), 0.1, torch.randint(0, 8, (2, 5)))
+    assert set(spared["names"]) == {"places", "gains", "up_bias", "several"}
+    assert set(decayed["names"]) == {"table.weight", "looked_up", "up", "down", "low", "high", "sum"}
+
+
+def test_each_layer_of_a_stack_is_clipped_for_itself() -> None:
+    model, x = Stacks(), torch.randint(0, 8, (2, 5))
+    clip = normprobe.AdaptiveClipping(torch.optim.SGD(model.parameters(), lr=1.0), model, x)
+    axes = {name: clip._axes.get(parameter) for name, parameter in model.named_parameters()}
+    assert (axes["gains"], axes["up_bias"]) == ((1,), (1,))
+    assert (axes["places"], axes["several"]) == ((0, 1, 2), (0, 1))

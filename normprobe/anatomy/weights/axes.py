@@ -39,13 +39,13 @@ def layouts(trace: Trace, node: Node) -> Iterator[tuple[str, Layout]]:
     than a move of their elements are left out."""
     name = base(node.op)
     if name in _CONVOLUTIONS:
-        found = _origin(trace, node.args[1])
+        found = origin(trace, node.args[1])
         if found is not None and len(found[1]) > 2:
             yield found[0], _kernel(found[1], node.args[6], node.args[8])
         return
     operands = node.args[:2] if name in _RIGHT else node.args[1:3] if name in _BIASED else ()
     for operand, which in zip(operands, _FIRST_AND_SECOND, strict=False):
-        found = _origin(trace, operand)
+        found = origin(trace, operand)
         if found is not None and len(found[2]) > 1:
             layout = _matrix(found[1], found[2], trace.values[operand.value].shape, which)
             if layout is not None:
@@ -78,7 +78,7 @@ def _matrix(shape: Sequence[int], axes: Axes, operand: Sequence[int], which: Lit
     )
 
 
-def _origin(trace: Trace, operand: object) -> tuple[str, tuple[int, ...], Axes] | None:
+def origin(trace: Trace, operand: object) -> tuple[str, tuple[int, ...], Axes] | None:
     """The parameter that an operand is a moved copy of, its shape, and where its axes lie on the operand."""
     way: list[Node] = []
     while isinstance(operand, Ref):
@@ -89,7 +89,7 @@ def _origin(trace: Trace, operand: object) -> tuple[str, tuple[int, ...], Axes] 
             for move in reversed(way):
                 axes = None if axes is None else _moved(trace, move, axes)
             return None if axes is None else (node.name, shape, axes)
-        if base(node.op) not in _MOVES or not node.args:
+        if base(node.op) not in MOVES or not node.args:
             return None
         way.append(node)
         operand = node.args[0]
@@ -98,7 +98,7 @@ def _origin(trace: Trace, operand: object) -> tuple[str, tuple[int, ...], Axes] 
 
 def _moved(trace: Trace, node: Node, axes: Axes) -> Axes | None:
     after = trace.values[node.outputs[0]].shape
-    found = _MOVES[base(node.op)](trace, node, axes)
+    found = MOVES[base(node.op)](trace, node, axes)
     return found if found is not None and len(found) == len(after) else None
 
 
@@ -166,7 +166,7 @@ def _reshape(trace: Trace, node: Node, axes: Axes) -> Axes | None:
 
 
 _Move = Callable[[Trace, Node, Axes], "Axes | None"]
-_MOVES: dict[str, _Move] = {
+MOVES: dict[str, _Move] = {
     **dict.fromkeys(_KEEPING, _keep),
     **dict.fromkeys(_SLICING, lambda trace, node, axes: axes),
     **dict.fromkeys(_RESHAPING, _reshape),

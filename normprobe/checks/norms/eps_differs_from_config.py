@@ -8,6 +8,7 @@ from typing import final
 from normprobe.checks.base import Check, Needs, Outcome, Unit, limit, number
 from normprobe.checks.declarations import governs, stated
 from normprobe.records import Declared, Finding, Fix, NormSite, ReportData, Severity
+from normprobe.records.declared import EPS_AGREES
 from normprobe.records.norms import ON_STREAMS
 
 _KINDS = frozenset({"layernorm", "rmsnorm", "unknown"})
@@ -56,7 +57,9 @@ class EpsDiffersFromConfig(Check):
     explains = ("NP103",)
 
     max_difference: float = limit(
-        0.05, unit=Unit.RATIO, source="choice: within it eps is recovered in every dtype; the eps in use differ by tens"
+        EPS_AGREES,
+        unit=Unit.RATIO,
+        source="choice: within it eps is recovered in every dtype; the eps in use differ by tens",
     )
 
     def check(self, data: ReportData) -> Outcome:

@@ -34,7 +34,8 @@ class NormWeightDecay(Check):
     ## What to do
 
     Put the gains and offsets of the norms that are named in a group of their own, `{"params": [...],
-    "weight_decay": 0.0}`. To decay parameters with two axes or more alone leaves out all of them, and biases.
+    "weight_decay": 0.0}`; `normprobe.decay_groups(model, weight_decay, inputs)` makes such groups for any
+    model. To decay parameters with two axes or more alone leaves out all of them, and biases.
 
     ## When to ignore it
 

@@ -14,6 +14,7 @@ import normprobe
 from normprobe.records import Finding
 from tests.checks import builders as b
 from tests.checks.placement.planted import judge
+from tests.plain import INPUT, LAYERS, Plain
 
 WIDTH, BLOCKS = 16, 4
 
@@ -146,3 +147,16 @@ def test_streams_without_norms_may_be_cut_on_purpose(placement: str, severity: s
     document = b.document(streams=(stream,), gradients=gradients.model_copy(update={"branches": tuple(cut)}))
     ((finding,), _) = judge("NP309", document)
     assert (finding.severity.value, finding.where) == (severity, "blocks.1")
+
+
+class Detached(Plain):
+    """One parameter holds the gains of all layers, and none of them gets a gradient."""
+
+    def norm(self, x: Tensor, gain: Tensor) -> Tensor:
+        return super().norm(x, gain if gain is self.last else gain.detach())
+
+
+def test_np606_names_norms_whose_gains_are_parts_of_one_parameter() -> None:
+    (found,) = normprobe.probe(Detached(stacked=True), INPUT, level="backward").findings
+    assert (found.code, found.severity.value, len(found.every_place)) == ("NP606", "warning", 2 * LAYERS)
+    assert normprobe.probe(Plain(stacked=True), INPUT, level="backward").findings == ()
