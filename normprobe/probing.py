@@ -99,9 +99,8 @@ def probe(
         reading = _read(model, values := on_device(model, given), tell)
         measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
-    stated, unasked = with_own(declared_by(model), model, reading.anatomy)
-    data = ReportData(target=target, level=level, settings=settings, declared=stated)
-    return _judge(data, reading, measured, (*skipped, *unasked))
+    data = ReportData(target=target, level=level, settings=settings)
+    return _judge(model, data, reading, measured, skipped)
 
 
 def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
@@ -144,9 +143,17 @@ def _measure_model(
     return with_blocked(measured, reading.anatomy, reading.zeros), skipped
 
 
-def _judge(data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]) -> Report:
-    unread = (*reading.skipped, *skipped)
-    facts = {"anatomy": reading.anatomy, "measurements": measured, "versions": versions(), "skipped": unread}
+def _judge(
+    model: nn.Module, data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]
+) -> Report:
+    declared, unasked = with_own(declared_by(model), model, reading.anatomy)
+    facts = {
+        "declared": declared,
+        "anatomy": reading.anatomy,
+        "measurements": measured,
+        "versions": versions(),
+        "skipped": (*reading.skipped, *skipped, *unasked),
+    }
     return Report(checks.judged(data.model_copy(update=facts), data.settings))
 
 
