@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -86,7 +86,7 @@ def _experts(
     """Say of experts in weights of their own which are copies, and of matrices that are layers that they are none."""
     for name, other in _copied(anatomy, sites, read).items():
         facts[name]["copy_of"] = other
-    for name in facts.keys() & _layers(anatomy):
+    for name in facts.keys() & _layers(anatomy, facts):
         facts[name]["copies"] = 0
 
 
@@ -103,11 +103,11 @@ def _copied(anatomy: Anatomy, sites: Sequence[WeightSite], read: Mapping[str, Te
     return found
 
 
-def _layers(anatomy: Anatomy) -> set[str]:
+def _layers(anatomy: Anatomy, named: Container[str]) -> set[str]:
     """Parameters that hold a matrix for each of several layers, none of them of experts."""
     used: dict[str, list[BranchKind]] = {}
     for branch in (branch for stream in anatomy.streams for branch in stream.branches):
-        for name in {whole(one) for one in branch.parameters}:
+        for name in {whole(one, named) for one in branch.parameters}:
             used.setdefault(name, []).append(branch.kind)
     return {name for name, kinds in used.items() if len(kinds) > 1 and "moe" not in kinds}
 
