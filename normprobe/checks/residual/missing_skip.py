@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import Any, ClassVar, final
 
 from normprobe.checks.base import Check, Outcome
+from normprobe.checks.residual.gaps import gaps
 from normprobe.records import Anatomy, Branch, Finding, ReportData, Severity, Stream
 from normprobe.records.anatomy import LAYER_KINDS
 
@@ -25,12 +26,15 @@ class MissingSkip(Check):
     other: each has the branches of one block, normed at their input, is read through a norm at its end, and the next
     stream is made of that by weights of these blocks alone, with no skip past them. And streams that end in a norm
     of one block that norms the input of a branch in most blocks like it, two or more, where the same weights of
-    this block are added to no stream. Stages of a hierarchy, a U-Net or an encoder and its decoder differ in width or
-    in the number of tokens, or hold several blocks each; blocks of convolutions that change the channels without a
-    skip are published. None of these is reported. Where gradients were taken, skips that are detached are found as
-    well: autograd knows the trunk before the add and the write, but not the trunk in the add. That is a note where the
-    branch reads a detached stream too, which ends the gradient there on purpose (truncated backpropagation, training
-    block by block), and in streams without norms: coordinates that are refined step by step are detached as well.
+    this block are added to no stream; or, whatever modules there are, two streams that would be one row of blocks
+    with one more branch between them (three like it, or more), where weights of the shape that write those branches
+    stand there. Stages of a hierarchy, a U-Net or an encoder and its decoder differ in width or in the number of
+    tokens, or hold several blocks each; blocks of convolutions that change the channels without a skip are
+    published. None of these is reported. Where gradients were taken, skips that are detached are found as well:
+    autograd knows the trunk before the add and the write, but not the trunk in the add. That is a note where the
+    branch reads a detached stream too, which ends the gradient there on purpose (truncated backpropagation,
+    training block by block), and in streams without norms: coordinates that are refined step by step are detached
+    as well.
 
     ## Why it matters
 
@@ -65,8 +69,11 @@ class MissingSkip(Check):
         for row in _rows(data.anatomy.streams):
             if len(row) >= self.fewest:
                 yield self._found(row)
-        for equal, blocks in _single(data.anatomy).items():
+        single = _single(data.anatomy)
+        for equal, blocks in single.items():
             yield self._alone(equal, blocks)
+        for stream, equal in gaps(data.anatomy) if not single else ():
+            yield self._gap(stream, equal)
         yield from self._cut(data)
 
     def _found(self, row: list[Stream]) -> Finding:
@@ -92,6 +99,15 @@ class MissingSkip(Check):
             value=f"{blocks[0]}.{inside}",
             source="Xiong et al. 2020, table 1",
             places=blocks,
+        )
+
+    def _gap(self, stream: Stream, equal: list[Branch]) -> Finding:
+        return self.finding(
+            str(stream.final_norm),
+            f"what follows {stream.final_norm} is not added to the stream, which ends there: in a row of {len(equal)} "
+            f"{equal[0].kind} branches, one before or behind each of the others, a skip goes past all but this one",
+            value=stream.unskipped[0],
+            source="Xiong et al. 2020, table 1",
         )
 
     def _cut(self, data: ReportData) -> Iterator[Finding]:

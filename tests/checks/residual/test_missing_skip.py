@@ -231,3 +231,48 @@ def test_rows_of_other_branches_are_not_judged(facts: dict[str, Any]) -> None:
 def test_without_a_stream_it_is_skipped() -> None:
     assert judge("NP309", b.document(streams=()))[1][0].why == "no residual stream was found"
     assert normprobe.checks.find("NP309").severity.value == "warning"
+
+
+class Listed(nn.Module):
+    """Layers in lists by kind, in one forward; `lacking` has no skip past its attention, or past its MLP."""
+
+    def __init__(self, lacking: int | None, past: int = 0) -> None:
+        super().__init__()
+        parts = [Block(nn.LayerNorm, (True, True)) for _ in range(BLOCKS)]
+        self.norms, self.attention = nn.ModuleList(p.norms for p in parts), nn.ModuleList(p.parts[0] for p in parts)
+        self.mlp, self.lacking, self.past = nn.ModuleList(p.parts[1] for p in parts), lacking, past
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, (norms, *parts) in enumerate(zip(self.norms, self.attention, self.mlp, strict=True)):
+            for j, (norm, part) in enumerate(zip(norms, parts, strict=True)):
+                lost = (i, j) == (self.lacking, self.past)
+                x = part(norm(x)) if lost else x + part(norm(x))
+        return x
+
+
+@pytest.mark.parametrize("lacking", [1, 2])
+@pytest.mark.parametrize(("past", "kind"), [(0, "attention"), (1, "mlp")])
+def test_one_layer_of_lists_that_lacks_a_skip(lacking: int, past: int, kind: str) -> None:
+    (finding,) = found("NP309", *stack(nn.Linear(WIDTH, WIDTH), Listed(lacking, past)))
+    assert (finding.severity.value, finding.where) == ("warning", f"1.norms.{lacking}.{past}")
+    assert f"{kind} branches, one before or behind each of the others" in finding.message
+
+
+def test_a_norm_of_another_name_is_known_by_what_follows() -> None:
+    class Renamed(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.parts[0](self.input_norm(x))
+            return x + self.parts[1](self.norms[1](x))
+
+    odd = Renamed(nn.LayerNorm, (False, True))
+    odd.input_norm = nn.LayerNorm(WIDTH)
+    blocks = [Block(nn.LayerNorm, (True, True)) for _ in range(BLOCKS)]
+    blocks[2] = odd
+    (finding,) = found("NP309", *stack(nn.Linear(WIDTH, WIDTH), *blocks))
+    assert finding.where == "3.input_norm"
+
+
+def test_a_map_between_two_towers_is_no_gap() -> None:
+    between = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    assert found("NP309", *stack(nn.Linear(WIDTH, WIDTH), Listed(None))) == ()
+    assert found("NP309", *stack(nn.Linear(WIDTH, WIDTH), Listed(None), between, Listed(None))) == ()
