@@ -13,7 +13,7 @@ _NORMED = frozenset({"pre", "sandwich"})
 _FEWEST = 3  # branches like the one that is missing
 
 
-def gaps(anatomy: Anatomy) -> Iterator[tuple[Stream, list[Branch]]]:
+def gaps(anatomy: Anatomy) -> Iterator[tuple[Stream, tuple[Branch, ...]]]:
     """Streams that end in a norm, where weights alone follow before the next stream and both would be a row of blocks
     with one branch more between them; and the branches that it would be like."""
     shapes = {site.parameter: site.shape for site in anatomy.weights}
@@ -26,7 +26,7 @@ def gaps(anatomy: Anatomy) -> Iterator[tuple[Stream, list[Branch]]]:
             yield one, equal
 
 
-def _like_the_missing(first: Sequence[Branch], later: Sequence[Branch]) -> list[Branch]:
+def _like_the_missing(first: Sequence[Branch], later: Sequence[Branch]) -> tuple[Branch, ...]:
     """The branches at the place in their blocks that one between two rows would have; none where both rows are no
     blocks, or need none between them."""
     row = [*(branch.kind for branch in first), None, *(branch.kind for branch in later)]
@@ -37,8 +37,8 @@ def _like_the_missing(first: Sequence[Branch], later: Sequence[Branch]) -> list[
         again = all(a == b or None in (a, b) for a, b in zip(row, row[period:], strict=False))
         if again and len(kinds) == 1 and later[0].kind not in kinds:
             branches = [*first, *later]
-            return [branches[i if i < at else i - 1] for i in places]
-    return []
+            return tuple(branches[i if i < at else i - 1] for i in places)
+    return ()
 
 
 def _shapes(names: Sequence[str], shapes: dict[str, tuple[int, ...]]) -> set[tuple[int, ...]]:

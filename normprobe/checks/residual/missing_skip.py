@@ -101,7 +101,7 @@ class MissingSkip(Check):
             places=blocks,
         )
 
-    def _gap(self, stream: Stream, equal: list[Branch]) -> Finding:
+    def _gap(self, stream: Stream, equal: tuple[Branch, ...]) -> Finding:
         return self.finding(
             str(stream.final_norm),
             f"what follows {stream.final_norm} is not added to the stream, which ends there: in a row of {len(equal)} "
