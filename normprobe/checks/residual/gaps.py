@@ -43,4 +43,5 @@ def _like_the_missing(first: Sequence[Branch], later: Sequence[Branch]) -> tuple
 
 def _shapes(names: Sequence[str], shapes: dict[str, tuple[int, ...]]) -> set[tuple[int, ...]]:
     """The shapes of the weights among some parameters."""
-    return {shapes[whole(name)] for name in names if whole(name) in shapes}
+    held = (whole(name, shapes) for name in names)
+    return {shapes[name] for name in held if name in shapes}
