@@ -9,6 +9,7 @@ from typing import Any
 
 THREADS = 2
 VOCABULARY = 49152
+SAMPLE_TOKENS = 1831  # of the bundled text
 
 
 def checkpoint() -> Path:

@@ -162,17 +162,25 @@ class AddQKNorm(ChosenRewrite):
         """The bound on the logits of every attention site that the gains imply."""
         if any(p.is_meta for p in model.parameters()):
             return ()
+        held = {attention.path: attention for attention in anatomy.attention}
+        return tuple(in_words(held[path], bound) for path, bound in self.bounds(model, sites, anatomy).items())
+
+    def bounds(self, model: nn.Module, sites: tuple[Site, ...], anatomy: Anatomy) -> dict[str, float | None]:
+        """Largest |logit| before a soft cap that the gains allow at each attention site, by its path.
+
+        None where the factor on q·k is not constant.
+        """
         added: dict[str, dict[str, tuple[HeadNorm, tuple[int, ...]]]] = {}
         for site in sites:
             for each in site.detail:
                 added.setdefault(each.attention, {})[each.part] = (_norm_at(model, site.path, each), each.heads)
-        lines = []
-        for attention in (found for found in anatomy.attention if found.path in added):
+        found: dict[str, float | None] = {}
+        for attention in (each for each in anatomy.attention if each.path in added):
             (query, q_heads), (key, k_heads) = added[attention.path]["q"], added[attention.path]["k"]
             scale = attention.scale
             bound = None if scale is None else logit_bound(query, key, (q_heads, k_heads), scale)
-            lines.append(in_words(attention, bound))
-        return tuple(lines)
+            found[attention.path] = bound
+        return found
 
 
 def _norm_at(model: nn.Module, path: str, added: Added) -> HeadNorm:

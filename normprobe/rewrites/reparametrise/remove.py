@@ -9,12 +9,14 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, Reparametrization
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.edits import chosen
+
+_READERS = "_load_state_dict_pre_hooks"
 
 
 @final
@@ -53,6 +55,7 @@ class PlainWeights(ChosenRewrite):
         held._modules.pop(own)
         if not held._modules:
             module._modules.pop("parametrizations")
+            _drop_readers(module)
         module._parameters[own] = nn.Parameter(value, requires_grad=learns)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
@@ -97,7 +100,15 @@ def _without(kind: type[nn.Module], own: str, last: bool) -> type[nn.Module]:
 
 
 def _tables(module: nn.Module) -> dict[str, dict[str, Any]]:
-    return {key: dict(module.__dict__[key]) for key in ("_parameters", "_modules", "_buffers")}
+    return {key: dict(module.__dict__[key]) for key in ("_parameters", "_modules", "_buffers", _READERS)}
+
+
+def _drop_readers(module: nn.Module) -> None:
+    """Without the hooks by which torch reads older checkpoints into the parametrisation; they cannot be pickled."""
+    hooks = module.__dict__[_READERS]
+    for key, hook in list(hooks.items()):
+        if getattr(getattr(hook, "hook", hook), "__module__", "") == parametrizations.__name__:
+            del hooks[key]
 
 
 def _back(module: nn.Module, kind: type[nn.Module], parts: list[tuple[nn.Module, dict[str, dict[str, Any]]]]) -> None:
