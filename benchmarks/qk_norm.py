@@ -90,9 +90,9 @@ def clipped(model: Any, ids: Any, wanted: Any, before: dict[tuple[str, int], flo
     after = largest(twin, ids)
     ((_, found),) = plan.steps
     rows = {name: rows_of(site) for site in found.sites for name in site.touched}
+    pairs = zip(twin.named_parameters(), model.parameters(), strict=True)
     same = all(
-        torch.equal(new if name not in rows else _without(new, rows[name]), old if name not in rows else _without(old, rows[name]))
-        for (name, new), old in zip(twin.named_parameters(), model.parameters(), strict=True)
+        torch.equal(*(_without(each, rows.get(name, set())) for each in (new, old))) for (name, new), old in pairs
     )
     over = sum(value > limit for value in before.values())
     most = max(after.values())
@@ -119,7 +119,9 @@ def figures(steps: int, fitted: int, held_out: int) -> dict[str, Any]:
     with torch.no_grad():
         wanted = model(input_ids=ids).logits.double().log_softmax(-1)
     before = largest(model, ids)
-    told = {"original": outcome(model, None, ids) | {"most": max(before.values()), "sizes": [fitted, held_out, steps]}}
+    told: dict[str, Any] = {
+        "original": outcome(model, None, ids) | {"most": max(before.values()), "sizes": [fitted, held_out, steps]}
+    }
     print(json.dumps(told), flush=True)
     told["clipped"] = clipped(model, ids, wanted, before)
     print(json.dumps(told["clipped"]), flush=True)
@@ -141,33 +143,31 @@ def section(told: dict[str, Any]) -> str:
 
 def _lines(told: dict[str, Any]) -> Iterator[str]:
     first, clip, (fitted, held_out, steps) = told["original"], told["clipped"], told["original"]["sizes"]
-    yield f"SmolLM2-135M in float32. Gains were fitted on {fitted} tokens; all figures are of {held_out} other tokens of"
-    yield "the same story (`python -m benchmarks.qk_norm`). KL is that of the next token, from the original, in nats."
+    yield f"SmolLM2-135M in float32. Gains were fitted on {fitted} tokens, and all figures are of {held_out} other ones"
+    yield "(`python -m benchmarks.qk_norm`). KL is that of the next token, from the original, in nats."
     yield ""
     yield "| Queries and keys | KL | Loss | Largest logit | Bound by the gains | Largest share of a site's bound |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     yield f"| as they are | 0 | {first['loss']:.3f} | {first['most']:.1f} | none | |"
     for start in ("unit", "calibrated", "distilled"):
-        one = told[start]
-        name = f"{start}, {steps} steps" if start == "distilled" else start
+        one, more = told[start], f", steps={steps}" if start == "distilled" else ""
         yield (
-            f'| `AddQKNorm(start="{start}")`{", " + str(steps) + " steps" if name != start else ""} | {one["kl"]:.2f} '
-            f"| {one['loss']:.3f} | {one['most']:.1f} | {one['bound']:.1f} | {one['of_bound']:.2f} |"
+            f'| `AddQKNorm(start="{start}"{more})` | {one["kl"]:.2f} | {one["loss"]:.3f} | {one["most"]:.1f} '
+            f"| {one['bound']:.1f} | {one['of_bound']:.2f} |"
         )
-    yield (
-        f"| `QKClip({clip['limit']:g})` | {clip['kl']:.4f} | {clip['loss']:.3f} | {clip['most']:.1f} | none | |"
-    )
+    yield (f"| `QKClip({clip['limit']:g})` | {clip['kl']:.4f} | {clip['loss']:.3f} | {clip['most']:.1f} | none | |")
     yield ""
     kept = "kept its bits" if clip["same"] else "CHANGED"
     yield f"`QKClip` brought {clip['over']} of the heads down to the limit; every row of every other head {kept}."
     yield ""
-    yield f"Loss of {TRAINING} steps of AdamW at {RATE:g} on {WINDOW} of the fitted tokens, before each step and at the end:"
+    yield f"Loss of {TRAINING} steps of AdamW at {RATE:g} on {WINDOW} of the fitted tokens, before each step and after all:"
     yield ""
     for name, losses in told["training"].items():
         yield f"- {name}: {', '.join(f'{loss:.3f}' for loss in losses)}"
 
 
 def main() -> None:
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=60, help="of the distillation")
     parser.add_argument("--fit", type=int, default=384, help="tokens that the gains are fitted on")

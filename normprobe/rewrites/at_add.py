@@ -94,6 +94,7 @@ class Linked(AtOutput):
     """Remembers the first tensor that the forward below returns."""
 
     NOTE = "its write is followed to its add (normprobe)"
+    LAST = True
     KEY: ClassVar[str] = "_add_link"
 
     def normprobe_act(self, stream: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ class Site:
         change: what happens there, in a few words.
         touched: full names of parameters whose values change; they keep their identity.
         added: full names of parameters that are added.
+        gone: full names of parameters that others take the place of.
         forward: whether the module's forward changes; else its parameters alone do.
         undo_bytes: memory that undo holds for this site.
         detail: what the handler of this rewrite needs besides.
@@ -83,6 +84,7 @@ class Site:
     change: str
     touched: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    gone: tuple[str, ...] = field(default=(), kw_only=True)
     forward: bool = True
     undo_bytes: int = 0
     detail: Any = None
@@ -90,7 +92,7 @@ class Site:
     @property
     def claims(self) -> tuple[str, ...]:
         """What no other rewrite of the same plan may change: the forward of the module, and the parameters."""
-        return (*(("forward of " + self.path,) if self.forward else ()), *self.touched, *self.added)
+        return (*(("forward of " + self.path,) if self.forward else ()), *self.touched, *self.added, *self.gone)
 
 
 @dataclass(frozen=True)

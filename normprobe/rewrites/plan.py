@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal, final
 
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError, SettingError
-from normprobe.rewrites.base import Effect, Rewrite, Sites, Survey
+from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
 
@@ -111,7 +111,8 @@ class Plan:
         with ExitStack() as undo:
             self._change(undo)
             for rewrite, found in self.steps:
-                rewrite.fit(self._model, found.sites, self._inputs)
+                with self._beside(rewrite):
+                    rewrite.fit(self._model, found.sites, self._inputs)
             told = self._confirm()
             self.proof = baseline.compare(self._model, self._inputs) if baseline else None
             if self.proof is not None and self.proof.holds is False:
@@ -160,24 +161,35 @@ class Plan:
         done, total = 0, sum(len(found.sites) for _, found in self.steps)
         for rewrite, found in self.steps:
             for site in found.sites:
-                try:
-                    rewrite.change(self._model, site, undo)
-                except RewriteError:
-                    raise
-                except Exception as error:
-                    raise RewriteError(
-                        f"{rewrite.name} failed at {site.path}, site {done + 1} of {total}; the model is as it was",
-                        found=f"{type(error).__name__}: {error}",
-                    ) from error
+                where = f"{rewrite.name} failed at {site.path}, site {done + 1} of {total}; the model is as it was"
+                with self._beside(rewrite):
+                    _change(rewrite, self._model, site, undo, where)
                 done += 1
 
     def _confirm(self) -> list[str]:
         """Every site is as promised; what the rewrites tell of the changed model."""
         anatomy = Survey.of(self._model, self._inputs).anatomy
         for rewrite, found in self.steps:
-            rewrite.confirm(found.sites, anatomy)
+            with self._beside(rewrite):
+                rewrite.confirm(found.sites, anatomy)
         steps = ((rewrite, found.sites) for rewrite, found in self.steps)
         return [line for rewrite, sites in steps for line in rewrite.told(self._model, sites, anatomy)]
+
+    @contextmanager
+    def _beside(self, rewrite: Rewrite) -> Iterator[None]:
+        """Say of what does not hold that another rewrite of the same plan may be why."""
+        try:
+            yield
+        except RewriteError as error:
+            others = ", ".join(dict.fromkeys(other.name for other, _ in self.steps if other is not rewrite))
+            if not others:
+                raise
+            raise RewriteError(
+                f"{rewrite.name} does not hold beside {others} in one plan; the model is as it was",
+                expected="rewrites that leave each other what they were planned on",
+                found=str(error),
+                hint="apply one plan, then make the other",
+            ) from error
 
     def _names(self) -> str:
         return ", ".join(rewrite.name for rewrite, _ in self.steps)
@@ -198,6 +210,15 @@ class Plan:
         return "\n".join(rows)
 
 
+def _change(rewrite: Rewrite, model: nn.Module, site: Site, undo: ExitStack, where: str) -> None:
+    try:
+        rewrite.change(model, site, undo)
+    except RewriteError:
+        raise
+    except Exception as error:
+        raise RewriteError(where, found=f"{type(error).__name__}: {error}") from error
+
+
 def _count(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
@@ -209,5 +230,6 @@ def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
     for site in found.sites:
         rows.append(f"  {site.path}: {site.change}")
         rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]
+        rows += [f"    drops {name}" for name in site.gone]
     rows += [f"  refused {each.path}: {each.why}" for each in found.refused]
     return rows + [f"  note: {note}" for note in found.notes]

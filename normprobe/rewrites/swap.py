@@ -33,6 +33,7 @@ class Layer(_Module):
 
     NOTE: ClassVar[str]
     normprobe_name: ClassVar[str | None] = None  # of the class, where that of the class below would no longer be right
+    LAST: ClassVar[bool] = False  # whether it has to see what the module returns in the end: others go below it
 
     def extra_repr(self) -> str:
         """The module's own text, and what was laid over its class, lowest first."""
@@ -63,6 +64,14 @@ def _over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
         metaclass: Callable[..., type[nn.Module]] = type(base)
         _made[layer, base] = metaclass(layer.normprobe_name or base.__name__, (layer, base), body)
     return _made[layer, base]
+
+
+def _with(kind: type[nn.Module], layer: type[Layer]) -> type[nn.Module]:
+    """`kind` with `layer` over it, below layers that come last."""
+    top = _layer(kind)
+    if top is None or layer.LAST or not top.LAST:
+        return _over(layer, kind)
+    return _over(top, _with(kind.__bases__[1], layer))
 
 
 def _blank(layer: type[Layer], base: type[nn.Module]) -> nn.Module:
@@ -107,7 +116,7 @@ def shell(module: nn.Module, layer: type[Layer]) -> nn.Module:
 
 
 def lay(module: nn.Module, layer: type[Layer], path: str, undo: ExitStack) -> None:
-    """Lay `layer` over the class of `module`, the module at `path`; `undo` takes it away again."""
+    """Lay `layer` over the class of `module`, the module at `path`, below layers that come last; `undo` takes it away."""
 
     def take_away() -> None:
         try:
@@ -120,5 +129,5 @@ def lay(module: nn.Module, layer: type[Layer], path: str, undo: ExitStack) -> No
                 hint="take the later change back first",
             ) from None
 
-    module.__class__ = _over(layer, type(module))
+    module.__class__ = _with(type(module), layer)
     undo.callback(take_away)

@@ -127,8 +127,8 @@ HERE: dict[str, tuple[Callable[[], Built], Rewrite]] = {
     "PlainWeights": (computed, PlainWeights()),
 }
 
-CASES = {f"{name}-{built.__name__}": (built, rewrite) for built in (gpt2, llama) for name, rewrite in EVERYWHERE.items()}
-CASES |= HERE
+BUILT: tuple[Callable[[], Built], ...] = (gpt2, llama)
+CASES = {f"{name}-{built.__name__}": (built, one) for built in BUILT for name, one in EVERYWHERE.items()} | HERE
 
 
 class Block(nn.Module):

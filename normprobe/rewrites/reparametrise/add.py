@@ -98,7 +98,11 @@ def _site(survey: Survey, site: WeightSite, kind: Kind) -> Site | Refusal:
     kept = {site.output_axis % len(site.shape)} | ({0} if site.kind == "experts" else set())
     axes = tuple(axis for axis in range(len(site.shape)) if axis not in kept)
     names = tuple(full_name(path or ".", f"parametrizations.{own}.original{i}") for i in range(2))
-    return Site(path or ".", f"{own} by {kind.replace('_', ' ')}", added=names, detail=_Detail(own, axes))
+    change = f"{own} by {kind.replace('_', ' ')}"
+    weight = survey.model.get_parameter(site.parameter)
+    if kind == "weight_norm" and not weight.is_meta and not bool(weight.detach().square().sum(axes).all()):
+        return Refusal(site.parameter, "an output of it has no weight but 0: that has no direction")
+    return Site(path or ".", change, added=names, gone=(site.parameter,), detail=_Detail(own, axes))
 
 
 def _why_not(survey: Survey, site: WeightSite, module: nn.Module | None, own: str) -> str | None:

@@ -21,7 +21,8 @@ class NormedRows(nn.Module):
 
     def forward(self, length: Tensor, direction: Tensor) -> Tensor:
         """The weight."""
-        return length * (direction / _wide(direction).square().sum(self.axes, keepdim=True).sqrt().to(direction.dtype))
+        norm = _wide(direction).square().sum(self.axes, keepdim=True).sqrt().to(direction.dtype)
+        return direction * (length / norm)  # the very weight that it was made from, as long as nothing moved
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Length and direction of a weight."""

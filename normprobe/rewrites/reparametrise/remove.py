@@ -76,7 +76,9 @@ def _site(survey: Survey, one: Reparametrization) -> Site | Refusal:
     if not parametrize.is_parametrized(module, own):
         return Refusal(one.path, "there is no parametrisation of torch to take away")
     change = f"{own} is stored as it is ({one.kind.replace('_', ' ')} goes)"
-    return Site(path or ".", change, added=(full_name(path or ".", own),), detail=own)
+    held = module.get_submodule(f"parametrizations.{own}")
+    gone = tuple(full_name(path or ".", f"parametrizations.{own}.{name}") for name, _ in held.named_parameters())
+    return Site(path or ".", change, added=(full_name(path or ".", own),), gone=gone, detail=own)
 
 
 def _computed(module: nn.Module, own: str) -> Tensor:

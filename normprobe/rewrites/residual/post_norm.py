@@ -75,7 +75,7 @@ class ToPostNorm(Rewrite):
                 return
             stays = (class_stays(module_at(survey.model, path)) for path in (writer, branch.add.path))
             yield next((f"{branch.path}: {why}" for why in stays if why), None) or _moved(
-                index, branch, norm, writer, alpha
+                survey.model, index, branch, norm, writer, alpha
             )
         final = survey.anatomy.norm(stream.final_norm or "")
         if final is not None and not final.module:
@@ -125,12 +125,19 @@ def _unfit(stream: Stream, branch: Branch, norm: NormSite | None, writer: str | 
     return "no module returns what is added, and nothing but the add" if writer is None else None
 
 
-def _moved(index: int, branch: Branch, norm: NormSite, writer: str, alpha: float) -> Site:
+def _moved(model: nn.Module, index: int, branch: Branch, norm: NormSite, writer: str, alpha: float) -> Site:
     adder = branch.add.path
     child = "post_" + norm.path.rpartition(".")[2]
     times = "" if alpha == 1.0 else f"{alpha:.4g} times the trunk and "
     change = f"moves onto the sum of {times}what {writer} writes, as {full_name(adder, child)}"
-    return Site(norm.path, change, detail=_Detail(norm.path, index, alpha, writer, adder, child))
+    names = [name for name, _ in module_at(model, norm.path).named_parameters()]
+    return Site(
+        norm.path,
+        change,
+        added=tuple(full_name(full_name(adder, child), name) for name in names),
+        gone=tuple(full_name(norm.path, name) for name in names),
+        detail=_Detail(norm.path, index, alpha, writer, adder, child),
+    )
 
 
 def _replace(model: nn.Module, path: str, undo: ExitStack) -> nn.Module:

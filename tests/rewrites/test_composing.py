@@ -1,0 +1,88 @@
+"""Two rewrites of one model, in one plan or one after the other: both hold and both go, or a reason is given."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from normprobe.errors import RewriteError
+from normprobe.rewrites import (
+    AddOutputNorms,
+    AddQKNorm,
+    Fixup,
+    FoldGains,
+    Initialise,
+    Plan,
+    Reparametrise,
+    Rewrite,
+    ScaleResidual,
+    SetEps,
+    ToPostNorm,
+    ToRMSNorm,
+    make_plan,
+)
+from tests.models import gpt2
+from tests.rewrites.cases import snapshot
+
+pytest.importorskip("transformers")
+ONES = (
+    SetEps(eps=1e-3),
+    FoldGains(),
+    AddOutputNorms(),
+    ToPostNorm(),
+    ToRMSNorm(),
+    ScaleResidual("skipinit", 0.5),
+    Fixup(),
+    AddQKNorm(),
+    Initialise(),
+    Reparametrise(),
+)
+PAIRS = list(itertools.combinations(ONES, 2))
+
+
+def applied(model: nn.Module, rewrites: tuple[Rewrite, ...], inputs: Any) -> Plan | str:
+    """The plan, or why there is none."""
+    try:
+        return make_plan(model, rewrites, inputs).apply()
+    except RewriteError as refused:
+        return str(refused)
+
+
+def called(pair: tuple[Rewrite, Rewrite]) -> str:
+    return "-".join(each.name for each in pair)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=called)
+def test_in_one_plan_both_hold_or_the_plan_names_both(pair: tuple[Rewrite, Rewrite]) -> None:
+    model, inputs = gpt2()
+    before = snapshot(model)
+    plan = applied(model, pair, inputs)
+    if isinstance(plan, str):
+        assert all(each.name in plan for each in pair), plan
+        assert "apply one plan, then make the other" in plan
+    else:
+        assert snapshot(model) != before
+        plan.undo()
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("pair", [pair[::-1] for pair in PAIRS], ids=called)
+def test_one_after_the_other_both_hold_or_the_second_is_refused(pair: tuple[Rewrite, Rewrite]) -> None:
+    model, inputs = gpt2()
+    before = snapshot(model)
+    first = make_plan(model, pair[:1], inputs).apply()
+    between = snapshot(model)
+    second = applied(model, pair[1:], inputs)
+    if isinstance(second, str):
+        assert "would change nothing" in second, second
+    else:
+        with torch.no_grad():
+            assert bool(model(**inputs).logits.isfinite().all())
+        second.undo()
+    assert snapshot(model) == between
+    first.undo()
+    assert snapshot(model) == before
