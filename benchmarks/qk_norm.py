@@ -160,7 +160,7 @@ def _lines(told: dict[str, Any]) -> Iterator[str]:
     kept = "kept its bits" if clip["same"] else "CHANGED"
     yield f"`QKClip` brought {clip['over']} of the heads down to the limit; every row of every other head {kept}."
     yield ""
-    yield f"Loss of {TRAINING} steps of AdamW at {RATE:g} on {WINDOW} of the fitted tokens, before each step and after all:"
+    yield f"Loss of {TRAINING} steps of AdamW at {RATE:g} on {WINDOW} of the fitted tokens, before each and after all:"
     yield ""
     for name, losses in told["training"].items():
         yield f"- {name}: {', '.join(f'{loss:.3f}' for loss in losses)}"

@@ -116,7 +116,7 @@ def shell(module: nn.Module, layer: type[Layer]) -> nn.Module:
 
 
 def lay(module: nn.Module, layer: type[Layer], path: str, undo: ExitStack) -> None:
-    """Lay `layer` over the class of `module`, the module at `path`, below layers that come last; `undo` takes it away."""
+    """Lay `layer` over the class of `module`, the one at `path`, below layers that come last; `undo` takes it away."""
 
     def take_away() -> None:
         try:
