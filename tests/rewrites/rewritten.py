@@ -43,24 +43,17 @@ EVERYWHERE: dict[str, Rewrite] = {
     "SetEps": SetEps(eps=1e-3),
     "FoldGains": FoldGains(),
     "AddOutputNorms": AddOutputNorms(),
-    "AddOutputNorms-calibrated": AddOutputNorms(start="calibrated"),
     "ToDyT": ToDyT(),
-    "ToDyT-unit": ToDyT(start="unit"),
-    "ToPostNorm": ToPostNorm(),
     "ToPostNorm-deepnorm": ToPostNorm(deepnorm=True),
-    "ScaleResidual-constant": ScaleResidual("constant"),
     "ScaleResidual-layerscale": ScaleResidual("layerscale"),
-    "ScaleResidual-rezero": ScaleResidual("rezero", 0.5),
     "ScaleResidual-skipinit": ScaleResidual("skipinit", 0.5, preserve=False),
     "Fixup": Fixup(),
-    "T-Fixup": Fixup("t_fixup"),
     "AddQKNorm": AddQKNorm(),
     "AddQKNorm-layernorm": AddQKNorm(kind="layernorm", start="calibrated"),
     "AddQKNorm-l2norm": AddQKNorm(kind="l2norm", shared=True),
     "AddQKNorm-full": AddQKNorm(axis="full", start="distilled", steps=3),
     "QKClip": QKClip(limit=0.2),
     "Initialise": Initialise(),
-    "Initialise-orthogonal": Initialise("orthogonal", only="writers"),
     "Reparametrise": Reparametrise(),
     "Reparametrise-standardised": Reparametrise("weight_standardization"),
 }
@@ -127,8 +120,11 @@ HERE: dict[str, tuple[Callable[[], Built], Rewrite]] = {
     "PlainWeights": (computed, PlainWeights()),
 }
 
-BUILT: tuple[Callable[[], Built], ...] = (gpt2, llama)
-CASES = {f"{name}-{built.__name__}": (built, one) for built in BUILT for name, one in EVERYWHERE.items()} | HERE
+PACKED = "AddQKNorm", "ToPostNorm-deepnorm", "ScaleResidual-layerscale", "Fixup", "FoldGains", "QKClip", "Reparametrise"
+CASES: dict[str, tuple[Callable[[], Built], Rewrite]] = {
+    f"{name}-llama": (llama, one) for name, one in EVERYWHERE.items()
+}
+CASES |= {f"{name}-gpt2": (gpt2, EVERYWHERE[name]) for name in PACKED} | HERE
 
 
 class Block(nn.Module):

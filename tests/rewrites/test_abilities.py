@@ -19,7 +19,6 @@ from tests.rewrites.rewritten import CASES, PICTURES, rewritten
 
 pytest.importorskip("transformers")
 EVERY = CASES | PICTURES
-FEW = [name for name in EVERY if not name.endswith("-gpt2") or name.startswith(("ToPostNorm", "AddQKNorm", "AddFinal"))]
 UNPICKLED = "Reparametrise"  # torch refuses to pickle parametrised modules
 
 
@@ -110,7 +109,7 @@ def test_what_save_pretrained_writes_goes_into_a_model_rewritten_alike(name: str
     assert torch.equal(outputs(twin, inputs), outputs(model, inputs))
 
 
-@pytest.mark.parametrize("name", [name for name in FEW if name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
     model, inputs, _ = made(name)
     model = copy.deepcopy(model).train()
@@ -126,7 +125,7 @@ def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", EVERY)
 def test_it_compiles_into_one_graph(name: str) -> None:
     model, inputs, _ = made(name)
     torch._dynamo.reset()
@@ -143,7 +142,9 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Any:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", [name for name in FEW if name != "ToSyncBatchNorm"])  # torch has it run on GPUs alone
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if name != "ToSyncBatchNorm"]
+)  # torch has it run on GPUs alone
 def test_it_runs_distributed(name: str, one_process: None) -> None:
     model, inputs, _ = made(name)
     model = copy.deepcopy(model)
