@@ -25,9 +25,12 @@ def counterparts(stream: Stream) -> list[list[Branch]]:
     return [list(place) for blocks in equal_blocks(stream) for place in zip(*blocks, strict=True)]
 
 
-def bare(branch: Branch) -> bool:
-    """Whether a branch of a known layer has neither norm nor a factor in its place, nor norms inside that every way
-    through it passes."""
+def unnormed(branch: Branch) -> bool:
+    """Whether a branch of a known layer has neither norm at its ends nor a factor in its place."""
     free = branch.branch_scale.kind == "none" and branch.skip_scale == 1.0 and branch.skip == "identity"
-    known = branch.placement == "none" and branch.kind in LAYER_KINDS
-    return known and free and not branch.normed_inside
+    return branch.placement == "none" and branch.kind in LAYER_KINDS and free
+
+
+def bare(branch: Branch) -> bool:
+    """Whether it has no norms inside either that every way through it passes."""
+    return unnormed(branch) and not branch.normed_inside

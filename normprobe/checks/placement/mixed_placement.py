@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from normprobe.checks.base import Check, Outcome
-from normprobe.checks.placement.counterparts import NORMED, bare, counterparts
+from normprobe.checks.placement.counterparts import NORMED, bare, counterparts, unnormed
 from normprobe.checks.placement.lopsided_qk_norm import lopsided
 from normprobe.checks.placement.trunk_norms import POST, taken_behind
 from normprobe.records import Anatomy, Branch, Finding, ReportData, Severity, Stream
@@ -85,7 +85,7 @@ class MixedPlacement(Check):
                 f"counterparts in {stream.name} have {usual}{'' if count == 1 else f'; {count} branches differ so'}",
                 value=placement,
                 source=_SOURCE,
-                severity=None if count == 1 and bare(odd[0]) and usual in NORMED else Severity.NOTE,
+                severity=None if count == 1 and usual in NORMED and _lacks(odd[0], branches) else Severity.NOTE,
                 places=[stream.place(branch) for branch in odd],
             )
 
@@ -127,6 +127,13 @@ def _agree(branches: Sequence[Branch]) -> bool:
     """Whether more than half of the branches have their norms in one place."""
     counts = Counter(branch.placement for branch in branches)
     return any(2 * count > len(branches) for count in counts.values())
+
+
+def _lacks(branch: Branch, counterparts: Sequence[Branch]) -> bool:
+    """Whether nothing stands in for the norm that a branch has not: norms inside do, unless the counterparts have them
+    beside it."""
+    beside = all(other.normed_inside for other in counterparts if other is not branch)
+    return unnormed(branch) and (beside or not branch.normed_inside)
 
 
 def _lone(stream: Stream, branches: Sequence[Branch]) -> bool:

@@ -214,3 +214,22 @@ def test_nothing_norms_the_last_sum_where_each_block_norms_the_one_before() -> N
     assert judge("NP206", b.document(streams=(behind(1),))) == ((), ())
     (finding,), _ = judge("NP206", b.document(streams=(behind(0),)))
     assert finding.where == "blocks.3"
+
+
+@pytest.mark.parametrize(("beside", "severity"), [(True, "warning"), (False, "note")])
+def test_a_norm_inside_stands_in_for_a_lost_one_only_where_the_counterparts_have_none(
+    beside: bool, severity: str
+) -> None:
+    """Mamba 2 norms before its writer as well as at its input: that is no reason to lack the latter in one layer."""
+    branches = tuple(
+        b.branch(
+            f"blocks.{i}",
+            kind="ssm",
+            placement="none" if i == 1 else "pre",
+            pre_norm=None if i == 1 else f"blocks.{i}.norm",
+            normed_inside=i == 1 or beside,
+        )
+        for i in range(4)
+    )
+    (finding,), _ = judge("NP206", b.document(streams=(b.stream(branches=branches, depth=4),)))
+    assert (finding.where, finding.severity.value) == ("blocks.1", severity)
