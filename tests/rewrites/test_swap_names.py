@@ -72,6 +72,7 @@ def test_layers_define_no_name_that_a_module_is_likely_to_have() -> None:
     own = {name for layer in _all(Layer) for name in vars(layer) if not name.startswith("_")}
     assert own <= {
         "forward",
+        "LAST",
         "extra_repr",
         "NOTE",
         "KEY",
