@@ -12,11 +12,16 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import nn
 
 from normprobe.anatomy.build import read
+from normprobe.anatomy.flow.build import build as build_flow
+from normprobe.anatomy.flow.levels import Levels
+from normprobe.anatomy.flow.statics import Statics
+from normprobe.anatomy.flow.steps import Flow
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
 from normprobe.capture.trace import Trace
@@ -54,6 +59,11 @@ class Survey:
     inputs: Inputs
     trace: Trace
     anatomy: Anatomy
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The signal's way, one step per operation, norms and attention not yet gathered; built once for all."""
+        return build_flow(self.trace, Levels(self.trace), Statics(self.model, self.trace), [])
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Inputs) -> Survey:

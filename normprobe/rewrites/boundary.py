@@ -9,11 +9,7 @@ from typing import Literal
 
 from torch.utils import _pytree as pytree
 
-from normprobe.anatomy.flow.build import build as build_flow
-from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import LIGHT, Role
-from normprobe.anatomy.flow.statics import Statics
-from normprobe.anatomy.flow.steps import Flow
 from normprobe.anatomy.streams.readout import steps_behind
 from normprobe.capture.calls import TensorSpec
 from normprobe.capture.trace import Call, Node
@@ -44,7 +40,7 @@ class Boundaries:
     def __init__(self, survey: Survey) -> None:
         trace = survey.trace
         self.survey, self.trace = survey, trace
-        self.flow: Flow = build_flow(trace, Levels(trace), Statics(survey.model, trace), [])
+        self.flow = survey.flow
         self.runs = Counter(call.path for call in trace.calls if not call.composite)
         self.head = trace.outputs[0][1] if trace.outputs else -1
         self.behind = steps_behind(self.flow, self.head)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normprobe.records import Anatomy
-from normprobe.rewrites import Effect, Rewrite, Site, Sites, Survey
+from normprobe.rewrites import Effect, Plan, Rewrite, Site, Sites, Survey, make_plan
 from tests.models import WIDTH, Built, decoder
 from tests.norms import zoo
 
@@ -73,6 +73,25 @@ class Inline(nn.Module):
 
 def narrow_decoder(**options: Any) -> Built:
     return decoder("pre", norm=narrow, layers=2, **options)
+
+
+def outputs(model: nn.Module, inputs: Any) -> Tensor:
+    """The first tensor that a model returns, without gradients."""
+    with torch.no_grad():
+        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    found: Tensor = out if isinstance(out, Tensor) else out[0]
+    return found
+
+
+def applied(model: nn.Module, inputs: Any, *rewrites: Rewrite) -> Plan:
+    """The plan of these rewrites, applied."""
+    return make_plan(model, rewrites, inputs).apply()
+
+
+def double(built: Built) -> Built:
+    """A model and its inputs in float64."""
+    model, inputs = built
+    return model.double(), inputs.double() if isinstance(inputs, Tensor) else inputs
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:

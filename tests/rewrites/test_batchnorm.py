@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +13,11 @@ from normprobe.rewrites import (
     Effect,
     FoldBatchNorm,
     FreezeBatchNorm,
-    Plan,
-    Rewrite,
     Survey,
     ToGroupNorm,
     ToSyncBatchNorm,
-    make_plan,
 )
-from tests.rewrites.cases import snapshot
+from tests.rewrites.cases import applied, outputs, snapshot
 
 
 class Block(nn.Module):
@@ -51,16 +47,6 @@ def net(bias: bool = False) -> tuple[nn.Module, Tensor]:
         for _ in range(40):
             model(2 * torch.randn(16, 3, 8, 8) + 1)
     return model.eval(), 2 * torch.randn(4, 3, 8, 8) + 1
-
-
-def outputs(model: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(x)
-    return found
-
-
-def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan:
-    return make_plan(model, [rewrite], inputs).apply()
 
 
 def test_frozen_norms_are_the_same_bit_for_bit_and_stay_so_in_train_mode() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites import Fixup, Plan, Survey, make_plan
+from normprobe.rewrites import Fixup, Survey
 from normprobe.rewrites.initialise.schemes import kaiming_gain
 from tests import models
-from tests.rewrites.cases import snapshot
+from tests.rewrites.cases import applied, snapshot
 
 CHANNELS = 16
 
@@ -36,10 +36,6 @@ def resnet(blocks: int) -> tuple[nn.Module, Tensor]:
     stem, rest = nn.Conv2d(3, CHANNELS, 3, padding=1), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS, 5)]
     model = nn.Sequential(stem, *(Block() for _ in range(blocks)), *rest).eval()
     return model, torch.randn(8, 3, 6, 6)
-
-
-def applied(model: nn.Module, inputs: Any, rewrite: Fixup) -> Plan:
-    return make_plan(model, [rewrite], inputs).apply()
 
 
 def test_all_three_moves_are_made_and_taken_back() -> None:

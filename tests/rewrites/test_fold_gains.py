@@ -13,7 +13,7 @@ from normprobe.errors import RewriteError
 from normprobe.rewrites import FoldGains, Plan, Survey, make_plan
 from normprobe.rewrites.edits import set_values
 from tests import models
-from tests.rewrites.cases import snapshot
+from tests.rewrites.cases import double, outputs, snapshot
 
 BUILDS = {
     "gpt2": models.gpt2,
@@ -23,18 +23,6 @@ BUILDS = {
     "neox": lambda: models.neox(True),
     "torch": lambda: models.torch_encoder(True, True),
 }
-
-
-def outputs(model: nn.Module, inputs: Any) -> Tensor:
-    with torch.no_grad():
-        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    found: Tensor = out if isinstance(out, Tensor) else out[0]
-    return found
-
-
-def double(built: models.Built) -> models.Built:
-    model, inputs = built
-    return model.double(), inputs.double() if isinstance(inputs, Tensor) else inputs
 
 
 def plan_of(model: nn.Module, inputs: Any, **settings: Any) -> Plan:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from normprobe.errors import RewriteError
 from normprobe.norms import reference
 from normprobe.records import NormSite
-from normprobe.rewrites import Effect, FuseNorms, Plan, Rewrite, SetEps, StoreGains, Survey, make_plan
+from normprobe.rewrites import Effect, FuseNorms, SetEps, StoreGains, Survey, make_plan
 from tests import models
 from tests.norms import zoo
-from tests.rewrites.cases import snapshot
+from tests.rewrites.cases import applied, snapshot
 
 BUILDS = {
     "gpt2": models.gpt2,
@@ -50,10 +50,6 @@ def blocks(**options: Any) -> tuple[nn.Module, Tensor]:
 
 def norms(model: nn.Module, inputs: Any) -> list[NormSite]:
     return [norm for norm in Survey.of(model, inputs).anatomy.norms if norm.executed]
-
-
-def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan:
-    return make_plan(model, [rewrite], inputs).apply()
 
 
 # ---- SetEps

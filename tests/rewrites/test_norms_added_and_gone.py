@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.norms import reference
-from normprobe.rewrites import AddOutputNorms, Plan, RemoveNorms, Rewrite, Survey, ToDyT, make_plan
+from normprobe.rewrites import AddOutputNorms, RemoveNorms, Survey, ToDyT
 from tests import models
-from tests.rewrites.cases import snapshot
+from tests.rewrites.cases import applied, outputs, snapshot
 
 BUILDS = {
     "gpt2": models.gpt2,
@@ -22,17 +22,6 @@ BUILDS = {
     "neox": lambda: models.neox(True),
     "torch": lambda: models.torch_encoder(True, True),
 }
-
-
-def outputs(model: nn.Module, inputs: Any) -> Tensor:
-    with torch.no_grad():
-        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    found: Tensor = out if isinstance(out, Tensor) else out[0]
-    return found
-
-
-def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan:
-    return make_plan(model, [rewrite], inputs).apply()
 
 
 # ---- AddOutputNorms

@@ -11,20 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites import Effect, PlainWeights, Plan, Reparametrise, Rewrite, Survey, make_plan
+from normprobe.rewrites import Effect, PlainWeights, Reparametrise, Survey, make_plan
 from tests import models
-from tests.rewrites.cases import snapshot
-
-
-def outputs(model: nn.Module, inputs: Any) -> Tensor:
-    with torch.no_grad():
-        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    found: Tensor = out if isinstance(out, Tensor) else out[0]
-    return found
-
-
-def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan:
-    return make_plan(model, [rewrite], inputs).apply()
+from tests.rewrites.cases import applied, outputs, snapshot
 
 
 @pytest.mark.parametrize("build", [models.gpt2, models.llama])

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Branch
-from normprobe.rewrites import Effect, Initialise, Plan, Rewrite, ScaleResidual, Survey, ToPostNorm, make_plan
+from normprobe.rewrites import Effect, Initialise, ScaleResidual, Survey, ToPostNorm, make_plan
 from normprobe.theory import deepnorm
 from tests import models
-from tests.rewrites.cases import snapshot
+from tests.rewrites.cases import applied, double, outputs, snapshot
 
 BUILDS = {
     "gpt2": models.gpt2,
@@ -25,24 +25,8 @@ BUILDS = {
 }
 
 
-def outputs(model: nn.Module, inputs: Any) -> Tensor:
-    with torch.no_grad():
-        out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    found: Tensor = out if isinstance(out, Tensor) else out[0]
-    return found
-
-
 def branches(model: nn.Module, inputs: Any) -> list[Branch]:
     return [branch for stream in Survey.of(model, inputs).anatomy.streams for branch in stream.branches]
-
-
-def applied(model: nn.Module, inputs: Any, *rewrites: Rewrite) -> Plan:
-    return make_plan(model, rewrites, inputs).apply()
-
-
-def double(built: models.Built) -> models.Built:
-    model, inputs = built
-    return model.double(), inputs.double() if isinstance(inputs, Tensor) else inputs
 
 
 @pytest.mark.parametrize("kind", ["constant", "layerscale"])

@@ -9,15 +9,13 @@ from typing import final
 import torch
 from torch import nn
 
-from normprobe.anatomy.flow.build import build as build_flow
-from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import Role
-from normprobe.anatomy.flow.statics import Statics
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.batchnorm.held import Held, batch_norm_sites, held_of
 from normprobe.rewrites.edits import bytes_of, set_values
+from normprobe.rewrites.stand_in import take_out
 
 _IN_TRAIN_MODE = "in train mode the function changes: there is no batch statistic any more"
 
@@ -75,10 +73,7 @@ class FoldBatchNorm(ChosenRewrite):
         else:
             undo.callback(holder._parameters.__setitem__, "bias", None)
             holder._parameters["bias"] = nn.Parameter(fresh.to(dtype=weight.dtype, device=weight.device))
-        parent, _, name = site.path.rpartition(".")
-        around = module_at(model, parent or ".")
-        undo.callback(around._modules.__setitem__, name, norm)
-        around._modules[name] = nn.Identity().train(norm.training)
+        take_out(model, site.path, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that none of the norms is left."""
@@ -94,7 +89,7 @@ class _Before:
 
     def __init__(self, survey: Survey) -> None:
         self.survey, self.trace = survey, survey.trace
-        self.flow = build_flow(survey.trace, Levels(survey.trace), Statics(survey.model, survey.trace), [])
+        self.flow = survey.flow
         self.weights = {site.parameter: site for site in survey.anatomy.weights}
 
     def site(self, norm: NormSite) -> Site | str | None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from normprobe.anatomy.flow.build import build as build_flow
-from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import Role
-from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Step
 from normprobe.records import NormSite, WeightSite
 from normprobe.rewrites.base import Survey
@@ -18,7 +15,7 @@ class Readers:
 
     def __init__(self, survey: Survey) -> None:
         self.trace = survey.trace
-        self.flow = build_flow(survey.trace, Levels(survey.trace), Statics(survey.model, survey.trace), [])
+        self.flow = survey.flow
         self.weights = {site.parameter: site for site in survey.anatomy.weights}
         self.uses: dict[str, set[int]] = defaultdict(set)
         for step in self.flow.steps:

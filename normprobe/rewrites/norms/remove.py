@@ -13,6 +13,7 @@ from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, module_at
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, acting, form_of
+from normprobe.rewrites.stand_in import take_out
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class RemoveNorms(ChosenRewrite):
         doubled: _Doubled | None = site.detail
         if doubled is not None:
             _merge(module_at(model, doubled.first), module_at(model, site.path), doubled, undo)
-        parent, _, own = site.path.rpartition(".")
-        holder = module_at(model, parent or ".")
-        undo.callback(holder._modules.__setitem__, own, holder._modules[own])
-        holder._modules[own] = None if doubled is None else nn.Identity().train(holder.training)
+        take_out(model, site.path, undo)
+        if doubled is None:
+            parent, _, own = site.path.rpartition(".")
+            module_at(model, parent or ".")._modules[own] = None
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that none of the norms is left."""

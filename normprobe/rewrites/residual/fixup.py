@@ -12,10 +12,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from normprobe.anatomy.flow.build import build as build_flow
-from normprobe.anatomy.flow.levels import Levels
 from normprobe.anatomy.flow.ops import Role
-from normprobe.anatomy.flow.statics import Statics
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
@@ -25,6 +22,7 @@ from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.residual.scale import SCALE, scale_output
+from normprobe.rewrites.stand_in import take_out, why_not_out
 from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -131,18 +129,12 @@ def _norms(survey: Survey) -> Iterator[Site | Refusal]:
     for norm in survey.anatomy.norms:
         if not norm.executed or norm.kind in _BOUNDED:
             continue
-        if not norm.module or norm.path == ".":
-            yield Refusal(norm.path, "it is written out inside a forward and cannot go")
-        else:
-            yield Site(norm.path, f"the {norm.kind} goes", detail=_take_out)
+        why = why_not_out(survey, norm.path) if norm.module else "it is written out inside a forward and cannot go"
+        yield Site(norm.path, f"the {norm.kind} goes", detail=_take_out) if why is None else Refusal(norm.path, why)
 
 
 def _take_out(model: nn.Module, site: Site, undo: ExitStack) -> None:
-    parent, _, own = site.path.rpartition(".")
-    holder = module_at(model, parent or ".")
-    old = holder._modules[own]
-    undo.callback(holder._modules.__setitem__, own, old)
-    holder._modules[own] = nn.Identity().train(holder.training)
+    take_out(model, site.path, undo)
 
 
 def _keep(model: nn.Module, site: Site, undo: ExitStack) -> None:
@@ -171,8 +163,7 @@ def _offsets(survey: Survey) -> tuple[list[Site | Refusal], int]:
     """A site for every module that weighs or bends a branch's signal, and how many functions bend it without one of
     their own: a module that runs at several places would have one number for all, on the trunk too where it runs there.
     """
-    trace = survey.trace
-    flow = build_flow(trace, Levels(trace), Statics(survey.model, trace), [])
+    trace, flow = survey.trace, survey.flow
     inside = {w.parameter for w in survey.anatomy.weights if not {"reader", "inner", "writer"}.isdisjoint(w.roles)}
     runs = Counter(call.path for call in trace.calls if not call.composite)
     found: dict[str, Site | Refusal] = {}

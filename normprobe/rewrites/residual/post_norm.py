@@ -15,6 +15,7 @@ from normprobe.rewrites.at_add import Link, link
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.deepnorm import scales
+from normprobe.rewrites.stand_in import take_out, why_not_out
 from normprobe.rewrites.swap import why_not as class_stays
 
 
@@ -69,7 +70,7 @@ class ToPostNorm(Rewrite):
         for branch in stream.branches:
             norm = survey.anatomy.norm(branch.pre_norm or "")
             writer = boundaries.write(branch)
-            why = _unfit(stream, branch, norm, writer)
+            why = _unfit(stream, branch, norm, writer) or (norm and why_not_out(survey, norm.path))
             if why is not None or norm is None or writer is None:
                 yield f"{branch.path}: {why}"
                 return
@@ -86,7 +87,7 @@ class ToPostNorm(Rewrite):
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Put an identity in the place of the norm, and link its old module to the add."""
         detail: _Detail = site.detail
-        norm = _replace(model, detail.norm, undo)
+        norm = take_out(model, detail.norm, undo)
         if not detail.child:
             return
         adder, writer = module_at(model, detail.adder), module_at(model, detail.writer)
@@ -138,15 +139,3 @@ def _moved(model: nn.Module, index: int, branch: Branch, norm: NormSite, writer:
         gone=tuple(full_name(norm.path, name) for name in names),
         detail=_Detail(norm.path, index, alpha, writer, adder, child),
     )
-
-
-def _replace(model: nn.Module, path: str, undo: ExitStack) -> nn.Module:
-    """Put an identity where the module at `path` is, and give that module."""
-    parent, _, own = path.rpartition(".")
-    holder = module_at(model, parent or ".")
-    old = holder._modules[own]
-    if old is None:
-        raise RewriteError(f"ToPostNorm cannot change {path}", expected="the norm as planned", found="no module")
-    undo.callback(holder._modules.__setitem__, own, old)
-    holder._modules[own] = nn.Identity().train(old.training)
-    return old
