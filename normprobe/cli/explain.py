@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -67,20 +68,27 @@ def _page(topic: str) -> RenderableType:
 
     try:
         check = checks.find(topic, also=(_MEASURES, _RECIPES, *EXTRA_NAMES))
-    except SettingError:
-        if (page := _rewrite(word)) is None:
-            raise
-        return page
+    except SettingError as error:
+        return _rewrite(word, error)
     return Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim"))
 
 
-def _rewrite(word: str) -> RenderableType | None:
-    """What a rewrite does, by its docstring; None where there is none of this name, in any case. It takes torch."""
+def _rewrite(word: str, unknown: SettingError) -> RenderableType:
+    """What a rewrite does, by its docstring; it takes torch.
+
+    Raises:
+        SettingError: there is none of this name, in any case: `unknown`, or one with the rewrite that may be meant.
+    """
     from normprobe.rewrites import ALL
 
-    kind = next((kind for kind in ALL if kind.name.lower() == word), None)
-    if kind is None:
-        return None
+    names = {kind.name.lower(): kind for kind in ALL}
+    near = get_close_matches(word, names, 1)
+    if near and word not in names:
+        hint = f"did you mean {names[near[0]].name}?"
+        raise SettingError(unknown.message, expected=unknown.expected, hint=hint) from None
+    if word not in names:
+        raise unknown
+    kind = names[word]
     text = inspect.cleandoc(kind.__doc__ or "")
     text = re.sub(r"^    (\w+):", r"- `\1`:", text.replace("\nAttributes:\n", "\n**Settings**\n\n"), flags=re.MULTILINE)
     call = f"normprobe.rewrite(model, [normprobe.{kind.name}(…)])"

@@ -113,3 +113,9 @@ def test_explain_tells_of_a_rewrite_by_its_docstring(kind: type[Rewrite]) -> Non
     assert "".join((kind.__doc__ or "").split("\n")[0].split()).replace("`", "").replace("*", "")[:60] in words
     assert f"[normprobe.{kind.name}(" in result.stdout
     assert "Attributes:" not in result.stdout
+
+
+def test_explain_answers_a_slip_in_the_name_of_a_rewrite() -> None:
+    done = run("explain", "SetEp")
+    assert done.exit_code == 2
+    assert "did you mean SetEps?" in done.output
