@@ -193,3 +193,10 @@ def test_probe_reads_it_again_as_what_was_promised(name: str) -> None:
     assert not [row for row in report.skipped if "Error" in row.why]
     twin = normprobe.probe(copy.deepcopy(model), inputs)
     assert twin.anatomy == report.anatomy
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_norm_is_named_after_what_it_computed_before(name: str) -> None:
+    model, inputs, _ = made(name)
+    found = normprobe.probe(model, inputs, level="structure").findings
+    assert [one.message for one in found if one.code == "NP108"] == []

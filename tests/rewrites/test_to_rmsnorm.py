@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import normprobe
 from normprobe.errors import RewriteError
-from normprobe.rewrites import Effect, Plan, ToRMSNorm, make_plan
+from normprobe.rewrites import Effect, Plan, SetEps, ToRMSNorm, make_plan
 from tests.models import decoder
 from tests.rewrites.cases import snapshot
 
@@ -258,3 +258,23 @@ def test_positions_kept_as_a_buffer_have_a_mean_too(tied: Any, number: bool) -> 
     before = model(ids).detach()
     make_plan(model, [ToRMSNorm(tied=tied)], ids).apply()
     assert float((model(ids) - before).abs().max().detach()) <= 1e-12
+
+
+@pytest.mark.parametrize("eps_first", [True, False])
+@pytest.mark.parametrize("last_goes_first", [True, False])
+def test_it_is_named_rmsnorm_over_and_under_another_form_of_the_norm(eps_first: bool, last_goes_first: bool) -> None:
+    model = built("GPT2")
+    kept, norm = snapshot(model), model.get_submodule("transformer.ln_f")
+    both = [SetEps(eps=1e-3), ToRMSNorm()] if eps_first else [ToRMSNorm(), SetEps(eps=1e-3)]
+    plans = [make_plan(model, [each], {"input_ids": IDS}).apply() for each in both]
+    assert (type(norm).__name__, isinstance(norm, nn.LayerNorm)) == ("RMSNorm", True)
+    x = torch.randn(3, 32, dtype=torch.float64) + 1
+    wanted = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight + norm.bias
+    torch.testing.assert_close(norm(x), wanted, rtol=1e-12, atol=1e-12)
+    first, second = plans[::-1] if last_goes_first else plans
+    first.undo()
+    stays = "RMSNorm" if isinstance(both[0 if last_goes_first else 1], ToRMSNorm) else "LayerNorm"
+    assert type(norm).__name__ == stays
+    assert norm(x).isfinite().all()
+    second.undo()
+    assert snapshot(model) == kept

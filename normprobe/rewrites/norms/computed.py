@@ -57,19 +57,35 @@ class Computed(Layer):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(x − mean) / √(var + eps) · gain + offset, or the same without the mean."""
-        form: Form = self.__dict__[Computed.KEY]
-        gain, offset = (None if name is None else getattr(self, name) for name in (form.weight, form.bias))
-        if form.fused and not form.one_plus and not form.after_cast and _fits(x, gain, offset):
-            return _fused(x, form, gain, offset)
-        inner = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = _fused(inner, form, None, None) if form.fused else written(inner, form)
-        y = y.to(x.dtype) if form.after_cast else y
-        if gain is not None:
-            gain = gain.to(y.dtype)
-            y = y * (1 + gain if form.one_plus else gain)
-        if offset is not None:
-            y = y + offset.to(y.dtype)
-        return y.to(x.dtype)
+        return _computed(self, x, self.__dict__[Computed.KEY])
+
+
+@final
+class Uncentred(Layer):
+    """As `Computed`, over a norm that subtracted the mean and no longer does: the class is named by what it computes."""
+
+    NOTE = "computed without the mean (normprobe)"
+    normprobe_name = "RMSNorm"
+    KEY: ClassVar[str] = "_uncentred_form"
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x / √(mean(x²) + eps) · gain + offset."""
+        return _computed(self, x, self.__dict__[Uncentred.KEY])
+
+
+def _computed(module: nn.Module, x: Tensor, form: Form) -> Tensor:
+    gain, offset = (None if name is None else getattr(module, name) for name in (form.weight, form.bias))
+    if form.fused and not form.one_plus and not form.after_cast and _fits(x, gain, offset):
+        return _fused(x, form, gain, offset)
+    inner = x.to(torch.promote_types(x.dtype, torch.float32))
+    y = _fused(inner, form, None, None) if form.fused else written(inner, form)
+    y = y.to(x.dtype) if form.after_cast else y
+    if gain is not None:
+        gain = gain.to(y.dtype)
+        y = y * (1 + gain if form.one_plus else gain)
+    if offset is not None:
+        y = y + offset.to(y.dtype)
+    return y.to(x.dtype)
 
 
 def _fits(x: Tensor, *parameters: Tensor | None) -> bool:
@@ -91,16 +107,22 @@ def written(x: Tensor, form: Form) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + form.eps)
 
 
-def compute(module: nn.Module, form: Form, path: str, undo: ExitStack) -> None:
+def compute(
+    module: nn.Module,
+    form: Form,
+    path: str,
+    undo: ExitStack,
+    layer: type[Computed] | type[Uncentred] = Computed,
+) -> None:
     """Let the module at `path` compute `form` from now on; `undo` gives it what it computed before."""
-    had = module.__dict__.get(Computed.KEY)
+    had = module.__dict__.get(layer.KEY)
     if had is None:
-        undo.callback(module.__dict__.pop, Computed.KEY, None)
+        undo.callback(module.__dict__.pop, layer.KEY, None)
     else:
-        undo.callback(module.__dict__.__setitem__, Computed.KEY, had)
-    module.__dict__[Computed.KEY] = form
-    if not has_layer(module, Computed):
-        lay(module, Computed, path, undo)
+        undo.callback(module.__dict__.__setitem__, layer.KEY, had)
+    module.__dict__[layer.KEY] = form
+    if not has_layer(module, layer):
+        lay(module, layer, path, undo)
 
 
 def form_of(survey: Survey, norm: NormSite, eps: float | None = None) -> Form | str:

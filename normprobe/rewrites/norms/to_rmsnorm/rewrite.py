@@ -16,7 +16,7 @@ from normprobe.rewrites.at_boundary import lay_at
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
-from normprobe.rewrites.norms.computed import Form, compute, form_of
+from normprobe.rewrites.norms.computed import Form, Uncentred, compute, form_of
 from normprobe.rewrites.norms.to_rmsnorm.entry import Centred, Tied, Untied, centred_site, entry_sites, untie
 from normprobe.rewrites.norms.to_rmsnorm.fitness import subtracting, why_not
 from normprobe.rewrites.norms.to_rmsnorm.layers import CentredInput, CentredOutput
@@ -101,7 +101,7 @@ class ToRMSNorm(Rewrite):
             untie(model, module, site.detail.name, undo)
             return
         if isinstance(site.detail, Form):
-            compute(module, site.detail, site.path, undo)
+            compute(module, site.detail, site.path, undo, Uncentred)
             return
         if (why := class_stays(module)) is not None:
             raise RewriteError(f"ToRMSNorm cannot change {site.path}", expected="the module as planned", found=why)
