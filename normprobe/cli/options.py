@@ -46,6 +46,13 @@ class AutocastChoice(str, Enum):
     FLOAT16 = "float16"
 
 
+class OptimizerChoice(str, Enum):
+    """What takes the steps of a sweep."""
+
+    ADAM = "adam"
+    SGD = "sgd"
+
+
 class TableChoice(str, Enum):
     """How the list of checks is printed."""
 

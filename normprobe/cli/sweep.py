@@ -54,6 +54,9 @@ def sweep(
         typer.Option(help="Learning rate, or a range 1e-4:1e-1 whose best one is found at each size."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 4,
+    optimizer: Annotated[
+        opt.OptimizerChoice, typer.Option(help="What takes the steps; muP has other rates for each.")
+    ] = opt.OptimizerChoice.ADAM,
     seed: opt.Seed = 0,
     trust_remote_code: opt.TrustRemoteCode = False,
     format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the answer.")] = opt.TableChoice.RICH,
@@ -74,7 +77,7 @@ def sweep(
         axis: Axis = "depth" if depths else "width"
         sizes, rates = _sizes(widths, depths), _rates(lr)
         with progress(quiet=quiet) as advance, quiet_stdout():
-            found = _swept(target, axis, sizes, rates, steps, seed, trust_remote_code, settings, advance)
+            found = _swept(target, axis, sizes, rates, steps, optimizer, seed, trust_remote_code, settings, advance)
         _deliver(found, format)
         failed = any(finding.fails(settings.fail_on) for finding in found.findings)
         raise typer.Exit(FINDINGS if failed else CLEAN)
@@ -93,6 +96,7 @@ def _swept(
     sizes: list[int],
     rates: list[float],
     steps: int,
+    optimizer: opt.OptimizerChoice,
     seed: int,
     trust_remote_code: bool,
     settings: Settings,
@@ -107,6 +111,7 @@ def _swept(
         sizes,
         axis=axis,
         steps=steps,
+        optimizer=optimizer.value,
         lr=rates[len(rates) // 2],
         lrs=rates if len(rates) > 1 else (),
         seed=seed,
