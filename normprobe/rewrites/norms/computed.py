@@ -62,7 +62,7 @@ class Computed(Layer):
 
 @final
 class Uncentred(Layer):
-    """As `Computed`, over a norm that subtracted the mean and no longer does: the class is named by what it computes."""
+    """As `Computed`, over a norm that subtracted the mean and no longer does, as the name of the class then says."""
 
     NOTE = "computed without the mean (normprobe)"
     normprobe_name = "RMSNorm"
