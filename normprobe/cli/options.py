@@ -137,6 +137,9 @@ OptimizerOption = Annotated[
         show_default=False,
     ),
 ]
+SweepOptimizer = Annotated[
+    OptimizerChoice, typer.Option("--optimizer", help="What takes the steps; muP has other rates for each.")
+]
 Measures = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(

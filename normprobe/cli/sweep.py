@@ -54,9 +54,7 @@ def sweep(
         typer.Option(help="Learning rate, or a range 1e-4:1e-1 whose best one is found at each size."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 4,
-    optimizer: Annotated[
-        opt.OptimizerChoice, typer.Option(help="What takes the steps; muP has other rates for each.")
-    ] = opt.OptimizerChoice.ADAM,
+    optimizer: opt.SweepOptimizer = opt.OptimizerChoice.ADAM,
     seed: opt.Seed = 0,
     trust_remote_code: opt.TrustRemoteCode = False,
     format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the answer.")] = opt.TableChoice.RICH,
