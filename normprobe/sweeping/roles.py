@@ -68,7 +68,7 @@ def faces(model: nn.Module, inputs: Inputs, run: Callable[[nn.Module, Inputs], A
         if path not in found:
             found[path] = Faces(_shapes((args, kwargs)), _shapes(output))
 
-    with untouched(model), torch.no_grad():
+    with untouched(model) as keeper, torch.no_grad(), keeper.mode():
         handles = [
             module.register_forward_hook(
                 lambda _, args, kwargs, output, path=path: seen(path, args, kwargs, output), with_kwargs=True

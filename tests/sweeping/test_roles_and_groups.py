@@ -52,6 +52,19 @@ def test_a_shared_table_is_told() -> None:
     assert found["table.weight"].readout == "out"
 
 
+def test_weights_that_a_forward_writes_are_put_back() -> None:
+    class Halving(Net):
+        def forward(self, ids: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.up.weight.div_(2)
+            return super().forward(ids)
+
+    model, base = Halving(16, 64), Halving(8, 16)
+    kept = model.up.weight.detach().clone()
+    places(model, base, IDS, IDS)
+    assert torch.equal(model.up.weight, kept)
+
+
 def test_a_module_that_is_not_called_has_no_role() -> None:
     model, base = Net(16, 64), Net(8, 16)
     model.spare, base.spare = nn.Linear(16, 3), nn.Linear(8, 3)

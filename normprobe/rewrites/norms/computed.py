@@ -180,7 +180,24 @@ def why_not_laid(survey: Survey, norm: NormSite) -> str | None:
     outside = [name for name in (norm.weight, norm.bias) if name is not None and "." in own_name(norm, name)]
     if outside:
         return f"{outside[0]} is no parameter of its own"
-    return class_stays(module_at(survey.model, norm.path))
+    return _other_shape(survey, norm, spec.args[0].shape) or class_stays(module_at(survey.model, norm.path))
+
+
+def _other_shape(survey: Survey, norm: NormSite, given: tuple[int, ...]) -> str | None:
+    """Why the closed form, whose statistic, gain and result all have the shape of what is given, is not this norm's: a
+    norm over heads may split them off before its statistic, or join them before its gain."""
+    if norm.size != given[-1]:
+        return f"its statistic runs over {norm.size} of the {given[-1]} features that it is given"
+    call = next(c for c in survey.trace.calls if c.path == norm.path and not c.composite)
+    made = survey.trace.values[call.outputs[0]].shape if call.outputs else None
+    if made != given:
+        return f"it is given the shape {given} and returns {made}; a closed form returns what it is given"
+    named = dict(survey.model.named_parameters(remove_duplicate=False))
+    for name in (norm.weight, norm.bias):
+        shape = tuple(named[name].shape) if name in named else ()
+        if len(shape) > len(given) or any(own not in (1, whole) for own, whole in zip(shape[::-1], given[::-1])):
+            return f"{name} has the shape {shape}, which does not fit what it is given, {given}"
+    return None
 
 
 def acting(module: nn.Module, form: Form) -> tuple[Tensor, Tensor]:

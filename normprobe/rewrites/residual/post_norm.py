@@ -121,6 +121,8 @@ def _unfit(stream: Stream, branch: Branch, norm: NormSite | None, writer: str | 
         return "it shares its trunk with a parallel branch: there is one sum for both"
     if not norm.module or norm.executions != 1:
         return f"{norm.path} is no module of its own that runs once"
+    if norm.axes != (-1,) or norm.size != stream.width:
+        return f"{norm.path} acts on {norm.size} features of axes {norm.axes}, the sum has {stream.width}"
     if any(other is not branch and other.pre_norm == norm.path for other in stream.branches):
         return f"{norm.path} stands before other branches too"
     return "no module returns what is added, and nothing but the add" if writer is None else None
