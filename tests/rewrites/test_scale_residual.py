@@ -211,6 +211,35 @@ def test_parallel_and_post_norm_streams_are_refused() -> None:
         applied(bert, ids, ToPostNorm())
 
 
+def test_a_norm_over_the_stream_beside_its_entry_is_refused() -> None:
+    class Beside(nn.Module):
+        """Zamba's shared block: norm and attention read the stream beside the embeddings."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.read = nn.RMSNorm(2 * models.WIDTH), nn.Linear(2 * models.WIDTH, models.WIDTH)
+
+        def forward(self, x: Tensor, entry: Tensor) -> Tensor:
+            found: Tensor = x + self.read(self.norm(torch.cat([x, entry], -1)))
+            return found
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.final = nn.ModuleList(Beside() for _ in range(3)), nn.RMSNorm(models.WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            entry = x
+            for block in self.blocks:
+                x = block(x, entry)
+            found: Tensor = self.final(x)
+            return found
+
+    torch.manual_seed(0)
+    with pytest.raises(RewriteError, match=r"norms another shape than the sum's \(2, 5, 32\): \(2, 5, 64\)"):
+        applied(Stack(), torch.randn(2, 5, models.WIDTH), ToPostNorm())
+
+
 def test_layers_lie_over_each_other() -> None:
     """One module that is scaled twice by hand and followed to its sum: each layer acts, once."""
     model, x = double(models.torch_encoder(True, True))

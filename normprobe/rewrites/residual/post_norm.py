@@ -71,6 +71,7 @@ class ToPostNorm(Rewrite):
             norm = survey.anatomy.norm(branch.pre_norm or "")
             writer = boundaries.write(branch)
             why = _unfit(stream, branch, norm, writer) or (norm and why_not_out(survey, norm.path))
+            why = why or (norm and writer and _other_shape(survey, norm, writer))
             if why is not None or norm is None or writer is None:
                 yield f"{branch.path}: {why}"
                 return
@@ -121,11 +122,18 @@ def _unfit(stream: Stream, branch: Branch, norm: NormSite | None, writer: str | 
         return "it shares its trunk with a parallel branch: there is one sum for both"
     if not norm.module or norm.executions != 1:
         return f"{norm.path} is no module of its own that runs once"
-    if norm.axes != (-1,) or norm.size != stream.width:
-        return f"{norm.path} acts on {norm.size} features of axes {norm.axes}, the sum has {stream.width}"
     if any(other is not branch and other.pre_norm == norm.path for other in stream.branches):
         return f"{norm.path} stands before other branches too"
     return "no module returns what is added, and nothing but the add" if writer is None else None
+
+
+def _other_shape(survey: Survey, norm: NormSite, writer: str) -> str | None:
+    """Why a norm cannot take the sum, where what it is given now has another shape: the stream beside a second one."""
+    values, calls = survey.trace.values, [call for call in survey.trace.calls if not call.composite]
+    given = next(values[call.inputs[0]].shape for call in calls if call.path == norm.path)
+    summed = next(values[call.outputs[0]].shape for call in calls if call.path == writer)
+    alike = given[-1:] == summed[-1:] if norm.axes == (-1,) else given == summed
+    return None if alike else f"{norm.path} norms another shape than the sum's {summed}: {given}"
 
 
 def _moved(model: nn.Module, index: int, branch: Branch, norm: NormSite, writer: str, alpha: float) -> Site:
