@@ -242,7 +242,7 @@ def _unlike(model: nn.Module, other: nn.Module, inputs: Inputs) -> str | None:
 
 
 def outputs(model: nn.Module, inputs: Inputs) -> Outputs:
-    """All floating outputs, with the seed reset; weights that the forward writes (RWKV's, in eval mode) are put back."""
+    """All floating outputs, with the seed reset; weights that the forward writes, as RWKV does, are put back."""
     with untouched(model) as keeper, torch.no_grad(), keeper.mode():
         torch.manual_seed(1)
         return [(name, t.clone()) for name, t in named_tensors(invoke(model, inputs)) if t.is_floating_point()]

@@ -195,7 +195,8 @@ def _other_shape(survey: Survey, norm: NormSite, given: tuple[int, ...]) -> str 
     named = dict(survey.model.named_parameters(remove_duplicate=False))
     for name in (norm.weight, norm.bias):
         shape = tuple(named[name].shape) if name in named else ()
-        if len(shape) > len(given) or any(own not in (1, whole) for own, whole in zip(shape[::-1], given[::-1])):
+        pairs = zip(shape[::-1], given[::-1], strict=False)
+        if len(shape) > len(given) or any(own not in (1, whole) for own, whole in pairs):
             return f"{name} has the shape {shape}, which does not fit what it is given, {given}"
     return None
 
