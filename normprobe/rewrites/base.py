@@ -27,6 +27,7 @@ from normprobe.capture.recorder import record
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy
 from normprobe.rewrites.edits import choice
+from normprobe.rewrites.unreached import with_unreached
 
 
 class Effect(str, Enum):
@@ -67,12 +68,13 @@ class Survey:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Inputs) -> Survey:
-        """Record one forward of `model` and read its Anatomy; the model is left as it was.
+        """Record one forward of `model` and read its Anatomy, experts that no token reached beside those that were; the
+        model is left as it was.
 
         Errors of the model's own forward pass through.
         """
         trace = record(model, inputs)
-        return cls(model, inputs, trace, read(model, trace).anatomy)
+        return cls(model, inputs, trace, with_unreached(model, trace, read(model, trace).anatomy))
 
 
 @dataclass(frozen=True)

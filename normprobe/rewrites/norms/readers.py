@@ -39,7 +39,9 @@ class Readers:
                 return f"{name} reads something else too"
             if site.kind not in ("linear", "experts") or site.fan_in != norm.size:
                 return f"{name} is a {site.kind} over {site.fan_in} inputs"
-        return tuple(found.values()) or "nothing with weights reads it"
+        places = [site.site for site in found.values()]
+        unreached = (site for name, site in self.weights.items() if name not in self.uses and site.site in places)
+        return (*found.values(), *unreached) or "nothing with weights reads it"
 
     def _steps(self, given: list[int], size: int | None) -> list[Step] | str:
         """The products that read these values, past moves that keep the last axis."""

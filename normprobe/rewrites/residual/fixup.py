@@ -107,8 +107,7 @@ class Fixup(Rewrite):
     def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
         """Draw the weights by their place in the model as it is now.
 
-        A weight that did not run when the model was planned stays as it is, also where it runs now: without the norms
-        a router may choose other experts.
+        A weight that the plan did not have stays as it is, also where it runs now.
         """
         planned = {name for site in sites for name in site.touched}
         for site in self._drawn(Survey.of(model, inputs)).sites:
