@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch.utils import _pytree as pytree
@@ -45,6 +47,15 @@ class Boundaries:
         self.head = trace.outputs[0][1] if trace.outputs else -1
         self.behind = steps_behind(self.flow, self.head)
 
+    @cached_property
+    def uses(self) -> Mapping[str, list[int]]:
+        """The steps that use each parameter, in order."""
+        found: dict[str, list[int]] = {}
+        for step in self.flow.steps:
+            for name in step.parameters:
+                found.setdefault(name, []).append(step.id)
+        return found
+
     def entry(self, stream: Stream) -> Boundary | None:
         """The module that reads the whole stream before its first branch does, the earliest; None: there is none."""
         value, found = self.start(stream), None
@@ -59,7 +70,7 @@ class Boundaries:
     def start(self, stream: Stream) -> int | None:
         """The stream as the first add reads it; None where that add does not read it as an operand of its own."""
         first = stream.branches[0]
-        node = self._node(first.add)
+        node = self.node(first.add)
         return None if node is None or not first.apart else node.inputs[first.trunk]
 
     def find(self, stream: Stream) -> Boundary | None:
@@ -78,7 +89,7 @@ class Boundaries:
 
         The last that returns it (a dropout behind the weights), or what that lies in and returns it too.
         """
-        node = self._node(branch.add)
+        node = self.node(branch.add)
         if node is None or not branch.apart:
             return None
         return self._returning(node.inputs[1 - branch.trunk], node, branch)
@@ -110,10 +121,11 @@ class Boundaries:
         return not call.composite and self.runs[call.path] == 1 and call.path != "."
 
     def _last_value(self, site: OpSite) -> int | None:
-        node = self._node(site)
+        node = self.node(site)
         return None if node is None else node.outputs[0]
 
-    def _node(self, site: OpSite) -> Node | None:
+    def node(self, site: OpSite) -> Node | None:
+        """The recorded operation at this place."""
         for node in self.trace.nodes:
             call = self.trace.calls[node.call]
             if (node.op, node.ordinal, call.path, call.execution) == (site.op, site.ordinal, site.path, site.execution):

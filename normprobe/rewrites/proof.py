@@ -25,6 +25,11 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.flo
 _FLOAT64 = 1e-9  # of the largest output
 # Of the largest output, where rounding could not be measured: far above it, far below another function.
 _UNKNOWN = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# Spacings of the largest output that a rewrite may move one by, however near the original came to its wider copy: that
+# distance is one draw of rounding, over few outputs perhaps, and can be small by chance or 0. Before and after, a
+# weight that is edited, its product, and the sum that it goes into are rounded anew, by half a spacing each: 3 in all,
+# and the largest output may have grown by one.
+_SPACINGS = 4
 _INFINITE = float("inf")
 
 
@@ -161,7 +166,8 @@ class Baseline:
         return {"rounding_before": before, "rounding_after": _distance(after, self.wide)}
 
     def _tolerance(self, change: float, largest: float) -> dict[str, Any]:
-        """Twice the original's own rounding error: what two models as far as that from the wide one can differ by."""
+        """Twice the original's own rounding error, what two models as far as that from the wide one can differ by, or a
+        choice where it could not be measured."""
         if self.widest:
             tolerance, source = _FLOAT64 * largest, f"choice: {_FLOAT64:g} of the largest output in float64"
         elif self.wide is None and not self.exact:
@@ -172,12 +178,20 @@ class Baseline:
             tolerance = share * largest
             source = f"choice: {share:g} of the largest output in {str(own)[6:]}; {self.why_not_wide}"
         else:
-            tolerance = 2 * _distance(self.ran.outputs, self.wide)
-            dtype = str(self.wide[0].dtype)[6:]
-            source = f"twice the original's own distance to a {dtype} copy of it on these inputs"
+            tolerance, source = self._measured(largest)
         if not tolerance < _INFINITE:
             return {"tolerance_source": "the original's outputs are not finite on these inputs"}
         return {"tolerance": tolerance, "tolerance_source": source, "holds": change <= tolerance}
+
+    def _measured(self, largest: float) -> tuple[float, str]:
+        """Twice the distance to the wider copy, or a few spacings of the largest output where these are more."""
+        assert self.wide is not None
+        floor = _SPACINGS * largest * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
+        measured, dtype = 2 * _distance(self.ran.outputs, self.wide), str(self.wide[0].dtype)[6:]
+        source = f"twice the original's own distance to a {dtype} copy of it on these inputs"
+        if floor <= measured:
+            return measured, source
+        return floor, f"{_SPACINGS} spacings of the largest output, more than {source} ({measured:.3g})"
 
 
 def _losses(before: _Ran, after: _Ran) -> dict[str, Any]:

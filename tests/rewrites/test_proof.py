@@ -88,3 +88,46 @@ def test_an_exact_rewrite_has_a_tolerance_also_where_no_wider_copy_runs() -> Non
     assert plan.proof is not None
     assert plan.proof.holds
     assert "no wider copy runs" in plan.proof.tolerance_source
+
+
+class Even(nn.Module):
+    """Numbers that float32 holds exactly, so that a wider copy gives the very same outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(4, 3, bias=False)
+        with torch.no_grad():
+            self.read.weight.copy_(torch.arange(12).reshape(3, 4) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.read(x)
+        return found
+
+
+@pytest.mark.parametrize(("spacings", "holds"), [(1, True), (3, True), (6, False), (16, False)])
+def test_a_few_spacings_of_the_largest_output_are_rounding_and_more_are_not(spacings: int, holds: bool) -> None:
+    model, x = Even(), torch.ones(2, 4)
+    baseline = Baseline.of(model, x, Effect.EXACT, Anatomy())
+    with torch.no_grad():
+        model.read.weight *= 1 + spacings * 2**-23
+    proof = baseline.compare(model, x)
+    assert proof.rounding_before == 0.0
+    assert proof.tolerance == pytest.approx(4 * 2**-23 * 38 / 8)
+    assert proof.holds is holds
+    assert "4 spacings of the largest output" in proof.tolerance_source
+
+
+def test_what_was_measured_counts_where_it_is_more() -> None:
+    class Cancelling(Even):
+        def forward(self, x: Tensor) -> Tensor:
+            return (super().forward(x) / 3 + 1000) - 1000
+
+    model, x = Cancelling(), torch.ones(2, 4)
+    baseline = Baseline.of(model, x, Effect.EXACT, Anatomy())
+    with torch.no_grad():
+        model.read.weight *= 1 + 2**-12
+    proof = baseline.compare(model, x)
+    assert proof.rounding_before is not None
+    assert 1e-6 < proof.tolerance == 2 * proof.rounding_before
+    assert proof.tolerance_source.startswith("twice the original's own distance")
+    assert proof.holds is False
