@@ -107,7 +107,7 @@ def rows_of(site: Any) -> set[int]:
 def _without(weight: Any, rows: set[int]) -> Any:
     import torch
 
-    return weight[torch.tensor([row for row in range(len(weight)) if row not in rows])]
+    return weight[torch.tensor([row for row in range(len(weight)) if row not in rows], dtype=torch.long)]
 
 
 def figures(steps: int, fitted: int, held_out: int) -> dict[str, Any]:

@@ -1,25 +1,32 @@
-"""Whole audits of two trained models, held against what is known of them.
+"""Whole audits of two trained models, held against what is known of them, and what norms on queries and keys do to one.
 
 Their files come inside installed packages; without these the tests are skipped.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import normprobe
+from benchmarks import qk_norm, smollm
 from normprobe import stats
 from normprobe.cli.audit import examine
 from normprobe.cli.options import DtypeChoice
 from normprobe.cli.request import Request
 from normprobe.records import StreamState
 from normprobe.report.report import Report
+from normprobe.rewrites import QKClip
 
 
 def audit(target: Path) -> Report:
@@ -131,3 +138,62 @@ def test_minilm_on_the_command_line_prints_json_alone(minilm: Report, minilm_fol
     assert document["schema"] == "normprobe-report/1"
     assert document["anatomy"] == json.loads(minilm.to_json())["anatomy"]
     assert [f["code"] for f in document["findings"]] == [f.code for f in minilm.findings]
+
+
+@pytest.fixture(scope="module")
+def weights(smollm2_gguf: Path) -> Any:
+    """SmolLM2 in float32."""
+    pytest.importorskip("gguf")
+    return smollm.load()
+
+
+@pytest.fixture(scope="module")
+def distilled(weights: Any) -> tuple[Any, Any, Any, Any]:
+    """A copy with norms whose gains were fitted on the start of the text, its plan, that start, and the text's end."""
+    fit, held_out = qk_norm.texts(96, 96)
+    model, plan, _ = qk_norm.normed(weights, "distilled", 10, fit)
+    return model, plan, fit, held_out
+
+
+def test_distilled_norms_on_queries_and_keys_stay_near_smollm2_on_other_text(weights: Any, distilled: Any) -> None:
+    model, plan, _, held_out = distilled
+    with torch.no_grad():
+        wanted = weights(input_ids=held_out).logits.double().log_softmax(-1)
+    assert 0.1 < qk_norm.outcome(model, wanted, held_out)["kl"] <= 0.8
+    told = [line.removeprefix("now: ").split(": |logit| <= ") for line in str(plan).splitlines() if "|logit|" in line]
+    bounds = {path: float(words.split(",")[0]) for path, words in told}
+    found = qk_norm.largest(model, held_out)
+    assert {path for path, _ in found} == bounds.keys()
+    assert len(found) == 270
+    shares = [value / bounds[path] for (path, _), value in found.items()]
+    assert 0.25 < max(shares) <= 1
+
+
+def test_smollm2_with_distilled_norms_trains_without_a_spike(distilled: Any) -> None:
+    model, _, fit, _ = distilled
+    losses = qk_norm.trained(copy.deepcopy(model), fit[:, :32])
+    assert len(losses) == 11
+    assert all(after < 1.1 * before for before, after in itertools.pairwise(losses)), losses
+    assert losses[-1] < losses[0] / 4
+
+
+def test_clipped_heads_of_smollm2_come_to_the_limit_and_every_other_row_keeps_its_bits(weights: Any) -> None:
+    model, (_, ids) = copy.deepcopy(weights), qk_norm.texts(64, 64)
+    before, limit = qk_norm.largest(model, ids), 12.0
+    normprobe.plan(model, [QKClip(limit)], {"input_ids": ids}).apply()
+    after = qk_norm.largest(model, ids)
+    columns = {site.path: site.columns["q"] for site in normprobe.probe(model, {"input_ids": ids}).anatomy.attention}
+    rest = {name: parameter.detach().clone() for name, parameter in weights.named_parameters()}
+    moved = 0
+    for (path, head), value in after.items():
+        new, old = model.get_parameter(columns[path].parameter).detach(), rest[columns[path].parameter]
+        ((start, stop),) = columns[path].heads[head]
+        if torch.equal(new[start:stop], old[start:stop]):
+            assert value <= limit
+        else:
+            assert before[path, head] > limit
+            assert value == pytest.approx(limit, rel=1e-4)
+            moved += 1
+            old[start:stop] = new[start:stop]
+    assert 10 < moved < 30
+    assert all(torch.equal(parameter, rest[name]) for name, parameter in model.named_parameters())

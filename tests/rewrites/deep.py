@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normprobe.rewrites import Initialise, ScaleResidual, make_plan
+from normprobe.rewrites import Initialise, ScaleResidual, ToPostNorm, make_plan
 
 BLOCKS, WIDTH, VOCABULARY, TOKENS = 48, 32, 16, 12
 RATES, SEEDS, STEPS = (5e-4, 1e-3, 2e-3), (0, 1, 2), 50
+GRID = [(rate, seed) for rate in RATES for seed in SEEDS]
 LEARNED = math.log(VOCABULARY) / 2  # half the loss of a model that knows nothing
+Made = Literal["post", "pre", "deepnorm", "pre to deepnorm"]
 
 
 class Stack(nn.Module):
-    """Embeddings, `BLOCKS` post-norm encoder layers as torch has them, and a head; Xavier's initialisation."""
+    """Embeddings, `BLOCKS` encoder layers as torch has them, and a head; Xavier's initialisation.
 
-    def __init__(self) -> None:
+    Post-norm, or pre-norm with a final norm.
+    """
+
+    def __init__(self, pre: bool = False) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, WIDTH)
-        layers = (nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True) for _ in range(BLOCKS))
-        self.blocks = nn.ModuleList(layers)
+        more = {"batch_first": True, "norm_first": pre}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, **more) for _ in range(BLOCKS))
+        self.final = nn.LayerNorm(WIDTH) if pre else nn.Identity()
         self.head = nn.Linear(WIDTH, VOCABULARY)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -33,7 +40,7 @@ class Stack(nn.Module):
         x = self.table(ids)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(x)
+        logits: Tensor = self.head(self.final(x))
         return logits
 
 
@@ -43,20 +50,54 @@ def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return ids, (5 * ids + 3) % VOCABULARY
 
 
-def last_loss(rate: float, seed: int, *, rewritten: bool, warmup: int = 0, steps: int = STEPS) -> float:
-    """Mean cross-entropy of the last ten steps of Adam."""
+def made(how: Made, seed: int, ids: Tensor) -> Stack:
+    """The stack as it is, or with DeepNorm's α and weights put on it."""
     torch.manual_seed(seed)
-    model, generator = Stack(), torch.Generator().manual_seed(seed)
-    if rewritten:
-        make_plan(model, [ScaleResidual("deepnorm"), Initialise("deepnorm", seed=seed)], batch(generator)[0]).apply()
-    optimiser: Any = torch.optim.Adam(model.train().parameters(), lr=rate, betas=(0.9, 0.98))
-    losses = []
+    model = Stack(how.startswith("pre"))
+    if how == "pre to deepnorm":
+        make_plan(model, [ToPostNorm(deepnorm=True)], ids).apply()
+        make_plan(model, [Initialise("deepnorm", seed=seed)], ids).apply()
+    elif how == "deepnorm":
+        make_plan(model, [ScaleResidual("deepnorm"), Initialise("deepnorm", seed=seed)], ids).apply()
+    return model.train()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One training.
+
+    Attributes:
+        loss: mean cross-entropy of the last ten steps.
+        top: the share of the first gradient's squared length, over all blocks, that the upper quarter of them has.
+    """
+
+    loss: float
+    top: float
+
+    @property
+    def learned(self) -> bool:
+        """Whether the loss is below half of what a model has that knows nothing."""
+        return self.loss < LEARNED
+
+
+def train(how: Made, rate: float, seed: int, *, warmup: int = 0, steps: int = STEPS) -> Trained:
+    """Train by Adam, the rate growing from 0 over the first `warmup` steps."""
+    generator = torch.Generator().manual_seed(seed)
+    model = made(how, seed, batch(generator)[0])
+    optimiser: Any = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
+    losses, top = [], 0.0
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / warmup) if warmup else rate
         ids, wanted = batch(generator)
         loss = F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
         optimiser.zero_grad()
         loss.backward()
+        top = _top(model) if step == 0 else top
         optimiser.step()
         losses.append(loss.item())
-    return sum(losses[-10:]) / 10
+    return Trained(sum(losses[-10:]) / 10, top)
+
+
+def _top(model: Stack) -> float:
+    squares = [sum(float(p.grad.square().sum()) for p in block.parameters()) for block in model.blocks]
+    return sum(squares[-(BLOCKS // 4) :]) / sum(squares)

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from tests.rewrites.deep import LEARNED, RATES, SEEDS, last_loss
+import pytest
 
-RUNS = [(rate, seed) for rate in RATES for seed in SEEDS]
+from benchmarks.deepnorm import WAYS, section
+from tests.rewrites.deep import BLOCKS, GRID, RATES, SEEDS, STEPS, Trained, train
+
+
+def learned(how: str, **settings: int) -> tuple[int, list[float]]:
+    """How many of the grid train, and all losses."""
+    runs = [train(how, rate, seed, **settings) for rate, seed in GRID]  # type: ignore[arg-type]
+    return sum(run.learned for run in runs), [run.loss for run in runs]
 
 
 def test_eight_of_nine_train_after_the_rewrite() -> None:
-    losses = [last_loss(rate, seed, rewritten=True) for rate, seed in RUNS]
-    assert sum(loss < LEARNED for loss in losses) >= 8, losses
+    count, losses = learned("deepnorm")
+    assert count >= 8, losses
 
 
 def test_one_of_nine_at_most_trains_before_it() -> None:
-    losses = [last_loss(rate, seed, rewritten=False) for rate, seed in RUNS]
-    assert sum(loss < LEARNED for loss in losses) <= 1, losses
+    count, losses = learned("post")
+    assert count <= 1, losses
+
+
+def test_a_pre_norm_stack_is_rewritten_into_one_that_trains_alike() -> None:
+    assert train("pre to deepnorm", RATES[1], SEEDS[0], steps=STEPS // 2).loss == pytest.approx(
+        train("deepnorm", RATES[1], SEEDS[0], steps=STEPS // 2).loss, rel=1e-3
+    )
+
+
+def test_the_gradient_that_sits_at_the_top_is_spread_by_the_rewrite() -> None:
+    before, after = (train(how, RATES[0], SEEDS[0], steps=1).top for how in ("post", "deepnorm"))
+    assert before > 0.6
+    assert 0.15 < after < 0.35
+
+
+def test_the_table_counts_what_trains() -> None:
+    half = [Trained(0.5 if rate == RATES[0] else 2.8, 0.75) for rate, _ in GRID]
+    text = section({way: half for way in WAYS})
+    row = next(line for line in text.splitlines() if line.startswith(f"| {WAYS[0].name} |"))
+    assert row == f"| {WAYS[0].name} | 0 | {STEPS} | 75 % | 3 of 9 | 0.50 | 2.80 | 2.80 |"
+    assert f"{BLOCKS} blocks" in text
