@@ -1,4 +1,4 @@
-"""Output norms added, norms that are too many removed, norms that become Dynamic Tanh."""
+"""Output norms added, norms that are too many removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.norms import reference
-from normprobe.rewrites import AddOutputNorms, RemoveNorms, Survey, ToDyT
+from normprobe.rewrites import AddOutputNorms, RemoveNorms, Survey
 from tests import models
 from tests.rewrites.cases import applied, outputs, snapshot
 
@@ -131,55 +131,3 @@ def test_a_norm_of_an_optional_part_stays() -> None:
     model, x = models.shuffled(Optional()), torch.randn(2, 7, models.WIDTH)
     with pytest.raises(RewriteError, match="a part that is optional"):
         applied(model, x, RemoveNorms())
-
-
-# ---- ToDyT
-
-
-@pytest.mark.parametrize("name", BUILDS)
-def test_norms_become_dynamic_tanh_and_back(name: str) -> None:
-    model, inputs = BUILDS[name]()
-    before, kept = outputs(model, inputs), snapshot(model)
-    unit = applied(model, inputs, ToDyT("unit"))
-    off = float((outputs(model, inputs) - before).norm())
-    unit.undo()
-    plan = applied(model, inputs, ToDyT())
-    kinds = {norm.kind for norm in Survey.of(model, inputs).anatomy.norms if norm.role in ("pre", "post", "final")}
-    assert kinds == {"dyt"}
-    assert float((outputs(model, inputs) - before).norm()) < off
-    plan.undo()
-    assert snapshot(model) == kept
-
-
-def test_alpha_and_gain_are_those_of_the_curve() -> None:
-    """Rows of one size make the norm a line; a tanh through few elements far out bends as least squares says."""
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 64)), torch.randn(64, 64)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.read = model[0], model[1]
-
-        def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = x + self.read(self.norm(x))
-            return found
-
-    stack = nn.Sequential(Block(), nn.LayerNorm(64))
-    applied(stack, x, ToDyT(only="0.norm"))
-    norm, z = stack[0].norm, reference.rmsnorm(x.double(), torch.finfo(torch.float32).eps)
-
-    def off(alpha: float, scale: float) -> float:
-        return float((z - scale * torch.tanh(alpha * x.double())).square().sum())
-
-    alpha, scale = norm.alpha.item(), norm.weight[0].item()
-    best = off(alpha, scale)
-    assert all(off(alpha * a, scale * s) >= best * (1 - 1e-6) for a in (0.97, 1, 1.03) for s in (0.97, 1, 1.03))
-    assert best < 0.05 * float(z.square().sum())
-
-
-def test_a_norm_without_a_gain_gets_one() -> None:
-    torch.manual_seed(0)
-    built = models.decoder("pre", norm=lambda: nn.LayerNorm(models.WIDTH, elementwise_affine=False), layers=2)
-    plan = applied(*built, ToDyT())
-    assert all(any(name.endswith("dyt_gain") for name in site.added) for site in plan.steps[0][1].sites)

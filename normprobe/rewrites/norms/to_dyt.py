@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.errors import RewriteError
-from normprobe.measures.curves import bend
 from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
-from normprobe.rewrites.norms.computed import Form, form_of, written
+from normprobe.rewrites.norms.computed import Form, acting, form_of, written
+from normprobe.rewrites.norms.dyt_fit import Nearest, nearest
 from normprobe.rewrites.swap import Layer, has_layer, lay
 
-_ALPHA, _GAIN = "alpha", "dyt_gain"
+_ALPHA, _GAIN, _OFFSET = "alpha", "dyt_gain", "dyt_offset"
 _START = 0.5  # Zhu et al. 2025, sec. 4
-_ELEMENTS = 2**15  # of one norm that its curve is fitted to
+_ELEMENTS, _ROWS = 2**16, 64  # of one norm to which its tanh is fitted, and at least so many rows
 _ROLES = frozenset({"pre", "post", "output", "final", "embedding"})
 
 
@@ -43,7 +43,8 @@ class DynamicTanh(Layer):
         form: Form = self.__dict__[DynamicTanh.KEY]
         wide = torch.promote_types(x.dtype, torch.float32)
         y = torch.tanh(x.to(wide) * self.get_parameter(_ALPHA).to(wide))
-        gain = self.get_parameter(_GAIN if form.weight is None else form.weight).to(wide)
+        assert form.weight is not None
+        gain = self.get_parameter(form.weight).to(wide)
         y = y * (1 + gain if form.one_plus else gain)
         if form.bias is not None:
             y = y + self.get_parameter(form.bias).to(wide)
@@ -57,11 +58,15 @@ class ToDyT(ChosenRewrite):
 
     Breaking: a trained norm's curve looks like a tanh for all tokens together, not for each (Zhu et al. 2025, sec. 3),
     so that the model has to be trained on. The module keeps its gain and offset and gets a parameter `alpha`, and
-    `dyt_gain` where it had no gain. Norms of queries and keys stay.
+    `dyt_gain` and `dyt_offset` where it had no gain, or subtracted a mean and had no offset. Norms of queries and keys
+    stay.
 
     Attributes:
-        start: "calibrated" takes alpha, and a factor on the gain, from the tanh that is nearest to what each norm does
-            on the given inputs, by least squares; "unit" sets alpha to 0.5 and leaves the gain (ibid., sec. 4).
+        start: "calibrated" takes alpha, a factor on the gain and a shift of the offset from the tanh that is nearest to
+            what each norm gives on the given inputs, by least squares; alpha is the largest, up to 1 / RMS of the
+            inputs, that leaves at most 1 % more of the outputs unexplained, so that the tanh bends where a straight
+            line would do as well. "unit" sets alpha to 0.5 and leaves gain and offset
+            (ibid., sec. 4).
         only: a pattern of paths of norms, or several; None for all.
     """
 
@@ -92,11 +97,12 @@ class ToDyT(ChosenRewrite):
         module = module_at(survey.model, norm.path)
         if hasattr(module, _ALPHA) or has_layer(module, DynamicTanh):
             return Refusal(norm.path, f"it has an attribute {_ALPHA} already")
-        added = (_ALPHA,) if form.weight is not None else (_ALPHA, _GAIN)
-        touched = (norm.weight,) if norm.weight is not None and self.start == "calibrated" else ()
-        held = bytes_of(survey.model, touched)
+        form, added = _with_own(form, self.start == "calibrated")
+        calibrated = (norm.weight, norm.bias) if self.start == "calibrated" else ()
+        touched = tuple(name for name in calibrated if name is not None)
         names = tuple(full_name(norm.path, name) for name in added)
-        return Site(norm.path, f"{norm.kind} becomes dyt", touched, names, undo_bytes=held, detail=(form, norm.size))
+        detail, held = (form, norm.size), bytes_of(survey.model, touched)
+        return Site(norm.path, f"{norm.kind} becomes dyt", touched, names, undo_bytes=held, detail=detail)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Register alpha, keep the gain for undo, and lay Dynamic Tanh over the norm."""
@@ -105,7 +111,7 @@ class ToDyT(ChosenRewrite):
         like = next((p for p in module.parameters(recurse=False)), next(iter(model.parameters())))
         for name in site.added:
             own = name.rpartition(".")[2]
-            start = torch.full((), _START) if own == _ALPHA else torch.ones(size)
+            start = {_ALPHA: torch.full((), _START), _GAIN: torch.ones(size), _OFFSET: torch.zeros(size)}[own]
             undo.callback(module._parameters.pop, own, None)
             module.register_parameter(own, nn.Parameter(start.to(dtype=like.dtype, device=like.device)))
         for name in site.touched:
@@ -115,12 +121,12 @@ class ToDyT(ChosenRewrite):
         lay(module, DynamicTanh, site.path, undo)
 
     def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
-        """Set alpha and gain from the curve that each norm had."""
+        """Set alpha, gain and offset from what each norm gave."""
         if self.start == "unit":
             return
         forms = {site.path: site.detail[0] for site in sites}
-        for path, (alpha, scale) in _fitted(model, forms, inputs).items():
-            _set(module_at(model, path), forms[path], alpha, scale)
+        for path, found in _fitted(model, forms, inputs).items():
+            _set(module_at(model, path), forms[path], found)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every site reads as Dynamic Tanh."""
@@ -131,15 +137,22 @@ class ToDyT(ChosenRewrite):
                 raise RewriteError(f"ToDyT did not take hold at {site.path}", expected="dyt", found=found)
 
 
-def _fitted(model: nn.Module, forms: Mapping[str, Form], inputs: Inputs) -> dict[str, tuple[float, float]]:
-    """alpha and scale of the tanh nearest to what each norm does with what comes to it, in one pass in which those
-    before it are Dynamic Tanh already."""
-    found: dict[str, tuple[float, float]] = {}
+def _with_own(form: Form, shifted: bool) -> tuple[Form, tuple[str, ...]]:
+    """The form with names for the gain, and where it is `shifted` the offset, that a norm lacks; what is added."""
+    own = {"weight": _GAIN} if form.weight is None else {}
+    own |= {"bias": _OFFSET} if form.bias is None and shifted else {}
+    return replace(form, **own), (_ALPHA, *own.values())  # type: ignore[arg-type]
+
+
+def _fitted(model: nn.Module, forms: Mapping[str, Form], inputs: Inputs) -> dict[str, Nearest]:
+    """The nearest tanh to what each norm does with what comes to it, in one pass in which those before it are Dynamic
+    Tanh already."""
+    found: dict[str, Nearest] = {}
 
     def fit(path: str, module: nn.Module, x: Tensor) -> None:
         if path not in found:
-            found[path] = _nearest(path, forms[path], x.detach())
-            _set(module, forms[path], *found[path])  # for this pass; the guard takes it back
+            found[path] = _nearest(path, module, forms[path], x.detach())
+            _set(module, forms[path], found[path])  # for this pass; the guard takes it back
 
     with ExitStack() as hooks, untouched(model) as keeper, torch.no_grad():
         for path in forms:
@@ -151,20 +164,22 @@ def _fitted(model: nn.Module, forms: Mapping[str, Form], inputs: Inputs) -> dict
     return found
 
 
-def _nearest(path: str, form: Form, x: Tensor) -> tuple[float, float]:
-    x = x.double()
-    z = written(x, form)
-    step = max(1, x.numel() // _ELEMENTS)
-    nearest = bend(x.flatten()[::step], z.flatten()[::step])
-    if not math.isfinite(nearest.alpha):
-        found = "an input that is 0 everywhere, or not finite"
-        raise RewriteError(f"ToDyT cannot fit {path}", expected="inputs with a signal", found=found)
-    return nearest.alpha, nearest.scale
+def _nearest(path: str, module: nn.Module, form: Form, x: Tensor) -> Nearest:
+    rows = x.reshape(-1, x.shape[-1])
+    rows = rows[:: max(1, len(rows) // max(_ROWS, _ELEMENTS // x.shape[-1]))].double()
+    gain, _ = acting(module, form)
+    found = nearest(rows, written(rows, form) * gain, gain)
+    if not math.isfinite(found.alpha):
+        what = "inputs that are 0 or the same everywhere, or not finite"
+        raise RewriteError(f"ToDyT cannot fit {path}", expected="inputs with a signal", found=what)
+    return found
 
 
 @torch.no_grad()
-def _set(module: nn.Module, form: Form, alpha: float, scale: float) -> None:
-    module.get_parameter(_ALPHA).fill_(alpha)
-    held = module.get_parameter(_GAIN if form.weight is None else form.weight)
-    plain = held.detach().double() + float(form.one_plus)
-    held.copy_(plain * scale - float(form.one_plus))
+def _set(module: nn.Module, form: Form, found: Nearest) -> None:
+    module.get_parameter(_ALPHA).fill_(found.alpha)
+    gain, offset = acting(module, form)
+    assert form.weight is not None
+    assert form.bias is not None
+    module.get_parameter(form.weight).copy_(gain * found.scale - float(form.one_plus))
+    module.get_parameter(form.bias).copy_(offset + found.shift)
