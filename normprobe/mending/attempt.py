@@ -60,6 +60,7 @@ class Attempts:
         self.applied: list[tuple[Plan, tuple[Finding, ...]]] = []
         self._tried: list[Attempt] = []
         self._unseen: list[Finding] = []  # found before, and not looked at since
+        self._earlier: list[tuple[Finding, ...]] = []  # what was open at each report that stood
         self._reasons: dict[Key, str] = {}
         self._refused: dict[str, str] = {}  # by place, of the last plan
 
@@ -69,9 +70,14 @@ class Attempts:
         return (*self.report.findings, *self._unseen)
 
     def run(self) -> None:
-        """Try until no finding asks for anything new."""
-        while (attempt := self._next()) is not None:
-            self._attempt(attempt)
+        """Try until no finding asks for anything new; what breaks in on that leaves the model as it was."""
+        try:
+            while (attempt := self._next()) is not None:
+                self._attempt(attempt)
+        except BaseException:
+            for made, _ in reversed(self.applied):
+                made.undo()
+            raise
 
     def why(self, finding: Finding) -> str:
         """Why a finding is left."""
@@ -120,14 +126,17 @@ class Attempts:
             return f"its mend {missing[0]} does not exist"
         try:
             rewrites = attempt.rewrites()
-            worst = max((rewrite.effect for rewrite in rewrites), key=lambda effect: effect.rank)
-            if worst.rank > self.allowed.rank:
-                return f"{attempt.said} is {worst.value} ({worst.meaning}); allowed: {self.allowed.value}"
+        except NormprobeError as error:
+            return f"{attempt.said} was not applied: {_line(error)}"
+        worst = max((rewrite.effect for rewrite in rewrites), key=lambda effect: effect.rank)
+        if worst.rank > self.allowed.rank:
+            return f"{attempt.said} is {worst.value} ({worst.meaning}); allowed: {self.allowed.value}"
+        try:
             made = make_plan(self.model, rewrites, self.inputs)
             for rewrite, found in made.steps:
                 self._refused |= {each.path: f"{rewrite.name} refused it: {each.why}" for each in found.refused}
             made.apply()
-        except NormprobeError as error:
+        except Exception as error:  # the model may refuse what was made of it in any way; the reason is told
             return f"{attempt.said} was not applied: {_line(error)}"
         return self._judged(attempt, made)
 
@@ -135,8 +144,8 @@ class Attempts:
         """Keep what was applied, or take it back and say why."""
         try:
             after = self.probed.again(attempt.findings)
-            against = verdict(attempt.findings, self.open, after)
-        except NormprobeError as error:
+            against = verdict(attempt.findings, [*self._earlier, self.open], after)
+        except Exception as error:  # the same
             against = f"the model could not be probed again: {_line(error)}"
         except BaseException:
             made.undo()
@@ -147,6 +156,7 @@ class Attempts:
         gone = mended(attempt.findings, after)
         self.applied.append((made, tuple(one for one in attempt.findings if keys([one]) & gone)))
         known = keys(after.findings)
+        self._earlier.append(self.open)
         self._unseen = [one for one in self.open if any(_unseen(key, known, after) for key in keys([one]))]
         self.report = after
         return None
@@ -156,6 +166,8 @@ def _unseen(key: Key, known: set[Key], after: Report) -> bool:
     return key not in known and unlooked(key, after) is not None
 
 
-def _line(error: NormprobeError) -> str:
+def _line(error: Exception) -> str:
     """What an error says, in one line."""
+    if not isinstance(error, NormprobeError):
+        return " ".join(f"{type(error).__name__}: {error}".split())
     return f"{error.message}{f' ({error.found})' if error.found else ''}"

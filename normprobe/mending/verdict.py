@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from normprobe.records import Finding, Skipped
 from normprobe.report.report import Report
 
 Key: TypeAlias = tuple[str, str]
 
-_SLACK = 0.05  # choice: a finding that moves away from its limit by less is not called worse
+# Choice: a finding that moves away from its limit by less, since it was mildest, is not called worse.
+_SLACK = 0.05
 
 
 def keys(findings: Iterable[Finding]) -> set[Key]:
@@ -26,16 +27,16 @@ def unlooked(key: Key, report: Report) -> Skipped | None:
     return next((one for one in skips if not one.places or place in one.places), None)
 
 
-def verdict(meant: Sequence[Finding], before: Sequence[Finding], after: Report) -> str | None:
+def verdict(meant: Sequence[Finding], earlier: Sequence[Sequence[Finding]], after: Report) -> str | None:
     """Why a rewrite has to be taken back; None where it did good and no harm.
 
     Args:
         meant: the findings that it was to mend.
-        before: all findings before it.
+        earlier: all findings of every report before it, the first one first: a little worse each time adds up.
         after: the report behind it.
     """
-    harm = [text for finding in after.findings if (text := _worse(finding, before)) is not None]
-    harm = harm or list(_hidden(before, after))
+    harm = [text for finding in after.findings if (text := _worse(finding, earlier)) is not None]
+    harm = harm or list(_hidden(earlier[-1], after))
     if harm:
         return "; ".join(harm)
     if mended(meant, after):
@@ -58,24 +59,34 @@ def _hidden(before: Sequence[Finding], after: Report) -> Iterable[str]:
             yield f"{key[0]} at {key[1]} could no longer be told: {skip.why}"
 
 
-def _worse(finding: Finding, before: Sequence[Finding]) -> str | None:
-    """How a finding is new or worse at one of its places; None where it is neither."""
-    known = {key: f for f in before for key in keys([f])}
+def _worse(finding: Finding, earlier: Sequence[Sequence[Finding]]) -> str | None:
+    """How a finding is new, or worse than it once was at one of its places; None where it is neither."""
+    known = [{key: f for f in findings for key in keys([f])} for findings in earlier]
     for key in sorted(keys([finding])):
-        place, old = f"{finding.code} {finding.name} at {key[1]}", known.get(key)
-        if old is None:
+        place = f"{finding.code} {finding.name} at {key[1]}"
+        if key not in known[-1]:
             return f"it raised {place}"
-        if finding.severity.rank < old.severity.rank:
-            return f"it made {place} worse, {finding.severity.value} instead of {old.severity.value}"
-        was, now = _excess(old), _excess(finding)
-        if was is not None and (now is None or not now <= was + _SLACK):
-            return f"it moved {place} from {old.value} to {finding.value}"
+        for old in (findings[key] for findings in reversed(known) if key in findings):
+            if finding.severity.rank < old.severity.rank:
+                return f"it made {place} worse, {finding.severity.value} instead of {old.severity.value}"
+            if _further(finding, old):
+                return f"it moved {place} from {old.value} to {finding.value}"
     return None
 
 
-def _excess(finding: Finding) -> float | None:
-    """How far the value lies from its limit, as |ln(value / limit)|; None where that has no meaning."""
-    numbers: list[Any] = [finding.value, finding.limit]
-    if any(not isinstance(n, (int, float)) or not math.isfinite(n) or n <= 0 for n in numbers):
-        return None
-    return abs(math.log(numbers[0] / numbers[1]))
+def _further(finding: Finding, old: Finding) -> bool:
+    """Whether a value lies further from its limit than it did: by its ratio to the limit where both are above 0, else
+    by the difference. False where there is no such number."""
+    was, now, least, limit = map(_number, (old.value, finding.value, old.limit, finding.limit))
+    if was is None or now is None or least is None or limit is None or not all(map(math.isfinite, (was, least, limit))):
+        return False
+    if not math.isfinite(now):
+        return True
+    if min(was, least, limit) > 0:
+        return now <= 0 or abs(math.log(now / limit)) > abs(math.log(was / least)) + _SLACK
+    before = abs(was - least)
+    return abs(now - limit) > before + _SLACK * max(before, abs(least))
+
+
+def _number(value: float | str | None) -> float | None:
+    return value if isinstance(value, (int, float)) else None
