@@ -97,7 +97,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("one_gain", "why"), [(True, "belongs to another norm too"), (False, "reads something else too")]
+    ("one_gain", "why"), [(True, "norms.0.weight is used in norms.1 too"), (False, "reads something else too")]
 )
 def test_what_is_shared_is_refused(one_gain: bool, why: str) -> None:
     model = models.shuffled(Shared(one_gain))

@@ -15,10 +15,15 @@ _BIASES = {"aten.linear": 2, "aten.convolution": 2, "aten._convolution": 2} | di
 )  # place of the argument that is added to a product
 
 
-def added_parameters(trace: Trace) -> Mapping[str, frozenset[int]]:
+def added_parameters(trace: Trace, *, picked: bool = False) -> Mapping[str, frozenset[int]]:
     """The parameters whose every use is a sum with what depends on the inputs, perhaps after a move of their elements.
 
     A sum with another parameter makes a weight or a table of two, which is no bias.
+
+    Args:
+        trace: of one forward.
+        picked: whether rows that an index picks first count too: the biases of experts, but tables of positions as
+            well.
 
     Returns:
         By name, the axes along which a parameter holds several of them: those that each use selects one place of.
@@ -32,10 +37,10 @@ def added_parameters(trace: Trace) -> Mapping[str, frozenset[int]]:
             name = names.get(value)
             if name is None:
                 continue
-            if base(node.op) in MOVES and place == 0 and base(node.op) != "aten.index":  # which looks a table up
+            if base(node.op) in MOVES and place == 0 and (picked or base(node.op) != "aten.index"):
                 names.update(dict.fromkeys(node.outputs, name))
                 continue
-            told = origin(trace, Ref(value)) if _adds(node, place, signal) else None
+            told = origin(trace, Ref(value)) if _adds(trace, node, place, signal) else None
             if told is None:
                 others.add(name)
                 continue
@@ -53,12 +58,14 @@ def _from_inputs(trace: Trace) -> set[int]:
     return signal
 
 
-def _adds(node: Node, place: int | None, signal: set[int]) -> bool:
-    """Whether a node adds its argument at `place` to the signal."""
+def _adds(trace: Trace, node: Node, place: int | None, signal: set[int]) -> bool:
+    """Whether a node adds its argument at `place` to the signal, or to each row of a product."""
     name = base(node.op)
+    reached = any(v in signal for at, v in _operands(node) if at != place)
     if name in _BIASES:
-        return place == _BIASES[name] and any(v in signal for at, v in _operands(node) if at != place)
-    return name in _SUMS and any(v in signal for at, v in _operands(node) if at != place)
+        rows = place is not None and len(trace.values[node.args[place].value].shape) == 1
+        return place == _BIASES[name] and (reached or rows)
+    return name in _SUMS and reached
 
 
 def _operands(node: Node) -> Iterator[tuple[int | None, int]]:

@@ -14,10 +14,12 @@ from normprobe.errors import RewriteError
 from normprobe.measures.recipes import Drawn
 from normprobe.records import Anatomy, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
-from normprobe.rewrites.beside import Beside, beside, padding_rows
+from normprobe.rewrites.biases import find_biases
 from normprobe.rewrites.edits import bytes_of, set_values
 from normprobe.rewrites.initialise.choice import meant
 from normprobe.rewrites.initialise.draw import Drawing, fresh
+from normprobe.rewrites.initialise.norms import norm_values
+from normprobe.rewrites.initialise.padding import padding_rows
 from normprobe.rewrites.initialise.schemes import Scheme, Weight, scheme
 from normprobe.rewrites.initialise.stacks import Part, betas, parts, t_fixup_factors, unknown_readers
 
@@ -82,16 +84,17 @@ class Initialise(ChosenRewrite):
         """One site for every parameter that is written."""
         found: list[Site | Refusal | None] = []
         named = dict(survey.model.named_parameters())
-        around, places = beside(survey.anatomy, named), _Places.of(survey.anatomy)
+        biases, places = find_biases(survey, named), _Places.of(survey.anatomy)
         for weight in survey.anatomy.weights:
             if not meant(weight.parameter, weight.roles, self.only):
                 continue
             site = self._weight(survey, weight, places) if weight.parameter in named else _gone(weight)
             found.append(site)
             if isinstance(site, Site):
-                found += [_value(survey, bias) for bias in around.biases.get(weight.parameter, ())]
+                found += [_value(survey, bias.parameter, 0.0) for bias in biases.get(weight.parameter, ())]
         if self.scheme != "zero_writers":
-            found += [_value(survey, each) for each in around.norms if meant(each.parameter, ("norm",), self.only)]
+            values = norm_values(survey.anatomy, named).items()
+            found += [_value(survey, name, value) for name, value in values if meant(name, ("norm",), self.only)]
         sites = {site.touched[0]: site for site in found if isinstance(site, Site)}
         return Sites(tuple(sites.values()), tuple(each for each in found if isinstance(each, Refusal)))
 
@@ -165,8 +168,8 @@ def _gone(weight: WeightSite) -> Refusal:
     return Refusal(weight.parameter, "the model has no parameter of this name: it is computed from others")
 
 
-def _value(survey: Survey, beside: Beside) -> Site:
-    return written_site(survey, beside.parameter, Written(value=beside.value))
+def _value(survey: Survey, name: str, value: float) -> Site:
+    return written_site(survey, name, Written(value=value))
 
 
 def written_site(survey: Survey, name: str, detail: Written) -> Site:

@@ -10,7 +10,8 @@ from torch import Tensor
 from normprobe.capture.trace import Node, Trace
 from normprobe.records import Anatomy, Stream, WeightSite
 from normprobe.rewrites.base import Survey, module_at
-from normprobe.rewrites.beside import Around, beside
+from normprobe.rewrites.biases import find_biases
+from normprobe.rewrites.initialise.norms import norm_values
 from normprobe.rewrites.mup.place import Place
 
 _STATEFUL = ("ssm", "recurrent")
@@ -116,16 +117,15 @@ class _Reader:
                 yield name, Place("fixed")
             elif parameter.shape[-1] in widths:
                 yield name, Place("input", fan_out=self.ratio)
-        around: Around = beside(self.anatomy, named)
-        for weight, biases in around.biases.items():
+        for weight, biases in find_biases(self.survey, named).items():
             place = weights[weight]
             for bias in biases:
                 if place.role == "unknown":
                     yield bias.parameter, place
                 elif place.role != "readout":
                     yield bias.parameter, Place("input", fan_out=place.fan_out)
-        for each in around.norms:
-            yield each.parameter, Place("input", fan_out=self._norm(each.parameter, named[each.parameter]))
+        for own in norm_values(self.anatomy, named):
+            yield own, Place("input", fan_out=self._norm(own, named[own]))
 
     def _beside_head(self) -> set[int]:
         """The parameters in the module of the readout, of which a vector is its bias, by identity."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import final
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
-from normprobe.rewrites.beside import Around, beside
+from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.readers import Readers
+from normprobe.rewrites.norms.shared import why_shared
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,10 @@ class _Search:
     """Finds what a norm's gain and offset go into."""
 
     def __init__(self, survey: Survey) -> None:
-        self.model, self.readers = survey.model, Readers(survey)
+        self.survey, self.model, self.readers = survey, survey.model, Readers(survey)
         named = dict(survey.model.named_parameters(remove_duplicate=False))
         self.named = named
-        self.around: Around = beside(survey.anatomy, named)
-        held = [norm for norm in survey.anatomy.norms if norm.executed]
-        self.owners = Counter(id(named[name]) for norm in held for name in _own(norm) if name in named)
+        self.biases: Biases = find_biases(survey, named)
 
     def site(self, norm: NormSite) -> Site | Refusal | None:
         """The site of a norm, why it has none, or None where there is nothing to fold."""
@@ -121,10 +119,12 @@ class _Search:
         for weight in found:
             if not {"reader", "head", "inner", "other"}.issuperset(weight.roles) or weight.parameter not in self.named:
                 return f"{weight.parameter} is used elsewhere too ({', '.join(weight.roles)})"
-            biases = self.around.biases.get(weight.parameter, ())
-            if norm.bias is not None and len(biases) != 1 and bool(self.named[norm.bias].any()):
-                return f"its offset has nowhere to go: {weight.parameter} has {len(biases) or 'no'} biases"
-            pairs.append((weight, biases[0].parameter if len(biases) == 1 and norm.bias is not None else None))
+            biases = self.biases.get(weight.parameter, ())
+            fits = len(biases) == 1 and not biases[0].scaled
+            if norm.bias is not None and not fits and bool(self.named[norm.bias].any()):
+                found = "the bias behind a factor" if len(biases) == 1 else f"{len(biases) or 'no'} biases"
+                return f"its offset has nowhere to go: {weight.parameter} has {found}"
+            pairs.append((weight, biases[0].parameter if fits and norm.bias is not None else None))
         return tuple(pairs)
 
     def _why_not(self, norm: NormSite) -> str | None:
@@ -137,8 +137,7 @@ class _Search:
             return f"{', '.join(names)}: its gain or offset is a part of a parameter"
         if any(self.named[name].dim() != 1 or not self.named[name].is_floating_point() for name in names):
             return "its gain or offset is no vector of plain numbers"
-        shared = next((name for name in names if self.owners[id(self.named[name])] > 1), None)
-        return None if shared is None else f"{shared} belongs to another norm too"
+        return why_shared(self.survey, norm)
 
 
 def _own(norm: NormSite) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, module_at
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, acting, form_of
+from normprobe.rewrites.norms.shared import why_shared
 from normprobe.rewrites.stand_in import take_out
 
 
@@ -89,6 +90,8 @@ def _second(survey: Survey, first: NormSite, norm: NormSite) -> Site | Refusal:
     names = tuple(name for name in (first.weight, first.bias) if name is not None)
     if (behind.weight and not before.weight) or (behind.bias and not before.bias):
         return Refusal(norm.path, f"{first.path} has no gain or no offset that its own could go into")
+    if (why := why_shared(survey, first)) is not None:
+        return Refusal(norm.path, f"{first.path}, which it would go into, stays: {why}")
     change = f"the second {norm.kind} in a row goes into {first.path}"
     doubled = _Doubled(first.path, before, behind)
     return Site(norm.path, change, names, undo_bytes=bytes_of(survey.model, names), detail=doubled)

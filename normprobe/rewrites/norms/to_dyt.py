@@ -19,6 +19,7 @@ from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites,
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, acting, form_of, written
 from normprobe.rewrites.norms.dyt_fit import Nearest, nearest
+from normprobe.rewrites.norms.shared import why_shared
 from normprobe.rewrites.swap import Layer, has_layer, lay
 
 _ALPHA, _GAIN, _OFFSET = "alpha", "dyt_gain", "dyt_offset"
@@ -97,6 +98,8 @@ class ToDyT(ChosenRewrite):
         module = module_at(survey.model, norm.path)
         if hasattr(module, _ALPHA) or has_layer(module, DynamicTanh):
             return Refusal(norm.path, f"it has an attribute {_ALPHA} already")
+        if self.start == "calibrated" and (why := why_shared(survey, norm)) is not None:
+            return Refusal(norm.path, f'{why}, and the factor on it is its own; start="unit" leaves the gain')
         form, added = _with_own(form, self.start == "calibrated")
         calibrated = (norm.weight, norm.bias) if self.start == "calibrated" else ()
         touched = tuple(name for name in calibrated if name is not None)

@@ -16,7 +16,7 @@ from normprobe.errors import RewriteError
 from normprobe.measures.forward import measure_signal
 from normprobe.records import Anatomy
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
-from normprobe.rewrites.beside import Around, beside
+from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import bytes_of
 from normprobe.rewrites.qk.heads import Rows, own_keys, rows_of, scale, why_not
 
@@ -92,7 +92,7 @@ class _Search:
 
     def __init__(self, survey: Survey, limit: float, reasons: Mapping[str, str | None]) -> None:
         self.survey, self.limit, self.reasons = survey, limit, reasons
-        self.around: Around = beside(survey.anatomy, dict(survey.model.named_parameters()))
+        self.biases: Biases = find_biases(survey, dict(survey.model.named_parameters()))
         self.sites = {site.path: site for site in survey.anatomy.attention}
         self.heads: dict[Head, float] = {}  # what their logits are multiplied by
         self.refused: dict[str, str] = {}
@@ -163,9 +163,9 @@ class _Search:
             site = self.sites[path]
             both = own_keys(self.survey.anatomy, site)
             factor = math.sqrt(clipped) if both else clipped
-            yield from ((rows, factor) for rows in rows_of(site.columns["q"], head, self.around))
+            yield from ((rows, factor) for rows in rows_of(site.columns["q"], head, self.biases))
             if both:
-                yield from ((rows, factor) for rows in rows_of(site.columns["k"], head, self.around))
+                yield from ((rows, factor) for rows in rows_of(site.columns["k"], head, self.biases))
 
 
 def _sites(survey: Survey, factors: Mapping[Rows, float]) -> Iterator[Site]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.records import Anatomy, AttentionSite, HeadRows
-from normprobe.rewrites.beside import Around
+from normprobe.rewrites.biases import Biases
 from normprobe.rewrites.edits import set_values
 
 Factors = Mapping[int, float]  # head -> factor
@@ -25,11 +25,11 @@ class Rows:
     spans: tuple[tuple[int, int], ...]
 
 
-def rows_of(columns: HeadRows, head: int, around: Around) -> Iterator[Rows]:
+def rows_of(columns: HeadRows, head: int, biases: Biases) -> Iterator[Rows]:
     """The rows of a head in its weight, and in the biases behind that."""
     spans = columns.heads[head]
     yield Rows(columns.parameter, columns.axis, spans)
-    for bias in around.biases.get(columns.parameter, ()):
+    for bias in biases.get(columns.parameter, ()):
         yield Rows(bias.parameter, 0, spans)
 
 
