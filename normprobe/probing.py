@@ -31,6 +31,7 @@ from normprobe.measures.own_settings import with_own
 from normprobe.measures.settings import Wanted, check_wanted
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Settings, Skipped, Target
 from normprobe.report.report import Report
+from normprobe.rewrites.mup import declared_by_mup
 from normprobe.version import versions
 
 _NO_VALUES = "; on the meta device it may also miss values that neither inputs nor constants decide"
@@ -147,6 +148,7 @@ def _judge(
     model: nn.Module, data: ReportData, reading: Reading, measured: Measurements, skipped: tuple[Skipped, ...]
 ) -> Report:
     declared, unasked = with_own(declared_by(model), model, reading.anatomy)
+    declared = declared_by_mup(model, reading.anatomy, declared)
     facts = {
         "declared": declared,
         "anatomy": reading.anatomy,

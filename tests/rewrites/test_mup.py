@@ -364,3 +364,26 @@ def test_it_travels_as_json() -> None:
     rewrite = MuP(128, base_head_dim=32, seed=7)
     assert load(json.loads(json.dumps(rewrite.to_dict()))) == rewrite
     assert "width 128 with heads of 32" in rewrite.describe()
+
+
+@pytest.mark.parametrize(("width", "heads", "base"), [(64, 2, 16), (128, 4, 8), (256, 8, 4), (256, 2, 16)])
+def test_no_check_takes_its_scale_for_a_slip(width: int, heads: int, base: int) -> None:
+    """√base / d is 1/√width where there are d / base heads: that is meant here, and is said where it is far off."""
+    model = tiny(width, heads=heads)
+    applied(model, base_head_dim=base)
+    report = normprobe.probe(model, ids(), level="backward")
+    (told,) = [one for one in report.to_dict()["declared"] if one["fact"] == "attention_scale"]
+    assert (told["field"], told["stated"]) == ("MuP.base_head_dim", base)
+    found = [one for one in report.findings if one.code in ("NP212", "NP404") or one.code.startswith("NP6")]
+    assert {one.severity.value for one in found} <= {"note"}
+    far = (width / heads / base) ** 0.5 > 2
+    assert [one.code for one in found] == ["NP404"] * far
+    assert all(f"as MuP.base_head_dim = {base} states" in one.message for one in found)
+
+
+def test_a_scale_that_is_no_longer_that_of_the_rewrite_is_told() -> None:
+    model = tiny(64)
+    applied(model, base_head_dim=16)
+    model.get_buffer("q._mup_queries").fill_(0.25)
+    report = normprobe.probe(model, ids())
+    assert [one.code for one in report.findings if one.code == "NP212"] == ["NP212"]

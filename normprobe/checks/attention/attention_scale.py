@@ -132,9 +132,11 @@ class AttentionScale(Check):
         falling = _by_depth(fits)
         forms: dict[tuple[str, bool], list[_Fit]] = {}
         for site, fit in fits:
-            full = not falling and _of_all_heads(site, fit)
+            told = seen.stated.get(site.path)
+            full = not falling and told is None and _of_all_heads(site, fit)
             if full or self.exceeds(_distance(fit), self.max_off):
-                forms.setdefault((_DEEPER if falling else _form(site, full), full), []).append((site, fit))
+                form = _DEEPER if falling else told or _form(site, full)
+                forms.setdefault((form, full), []).append((site, fit))
         for (form, full), found in forms.items():
             stds = seen.stds([site for site, _ in found])
             drawn_to_fit = stds and seen.trained is False and not any(self.exceeds(_distance(std), 2.0) for std in stds)
@@ -166,7 +168,7 @@ class AttentionScale(Check):
         sites = [site for site, _ in found]
         fits, scales = [fit for _, fit in found], list(dict.fromkeys(site.scale or 0.0 for site in sites))
         large = seen.trained is False and std > self.max_std
-        slip = full and not seen.trained and not seen.stated.issuperset(site.path for site in sites)
+        slip = full and not seen.trained
         widths = {site.head_dim for site in sites}
         width = str(sites[0].head_dim) if len(widths) == 1 else "(head width)"
         against = "max_std" if large else None if full else "max_off"
@@ -185,11 +187,11 @@ class AttentionScale(Check):
 @dataclass(frozen=True)
 class _Seen:
     """What was measured and stated beside the scales: heads by the path of their site, whether the model is trained,
-    and the sites whose scale is the number that a configuration states."""
+    and by their paths what states the scale that sites have."""
 
     heads: dict[str, list[HeadLogits]]
     trained: bool | None
-    stated: frozenset[str]
+    stated: dict[str, str]
 
     @classmethod
     def of(cls, data: ReportData) -> _Seen:
@@ -197,12 +199,12 @@ class _Seen:
         for pair in matched(data):
             heads.setdefault(pair.measure.path, []).extend(pair.measure.heads)
         init, every = data.measurements.init, stated(data, "attention_scale")
-        told = frozenset(
-            site.path
+        told = {
+            site.path: f"as {one.field} = {number(one.stated)} states"
             for site in data.anatomy.attention
             for one in every
             if governs(one, site.path, data.declared) and site.scale is not None and _same(site.scale, float(one.value))
-        )
+        }
         return cls(heads, None if init is None else init.trained, told)
 
     def stds(self, sites: list[AttentionSite]) -> list[float]:

@@ -2,6 +2,6 @@
 
 from normprobe.rewrites.mup.layers import without_factor
 from normprobe.rewrites.mup.place import Place, Role
-from normprobe.rewrites.mup.rewrite import MuP, carried
+from normprobe.rewrites.mup.rewrite import MuP, carried, declared_by_mup
 
-__all__ = ["MuP", "Place", "Role", "carried", "without_factor"]
+__all__ = ["MuP", "Place", "Role", "carried", "declared_by_mup", "without_factor"]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normprobe.errors import RewriteError
-from normprobe.records import Anatomy, AttentionSite
+from normprobe.records import Anatomy, AttentionSite, Declared
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.initialise.rewrite import Written, written_site
@@ -272,3 +272,21 @@ def carried(model: nn.Module) -> MuP | None:
             held: MuP = module.__dict__[DividedInput.HELD][1]
             return held
     return None
+
+
+def declared_by_mup(model: nn.Module, anatomy: Anatomy, declared: tuple[Declared, ...]) -> tuple[Declared, ...]:
+    """`declared`, and what the rewrite that a model carries says of the scale of attention, where heads have one size.
+
+    It stands beside the statement of the innermost configuration around a site, so that it governs what that does.
+    """
+    held, sizes = carried(model), {site.head_dim for site in anatomy.attention}
+    if held is None or held.base_head_dim is None or len(sizes) != 1:
+        return declared
+    base, value = held.base_head_dim, math.sqrt(held.base_head_dim) / sizes.pop()
+    around = [
+        [one.path for one in declared if f"{site.path}.".startswith("" if one.path == "." else f"{one.path}.")]
+        for site in anatomy.attention
+    ]
+    paths = dict.fromkeys(max(each, key=lambda path: (path != ".", len(path)), default=".") for each in around)
+    told = {"field": "MuP.base_head_dim", "fact": "attention_scale", "stated": base, "value": value}
+    return (*declared, *(Declared.model_validate({"path": path, **told}) for path in paths))

@@ -232,8 +232,11 @@ def test_np404_warns_of_the_width_of_few_heads(heads: int, std: float) -> None:
 def test_np404_takes_the_scale_that_a_configuration_states_for_meant() -> None:
     stated = Declared(path=".", field="query_pre_attn_scalar", fact="attention_scale", stated=64, value=0.125)
     data = scaled(0.125, 0.125).model_copy(update={"declared": (stated,)})
-    (found,), _ = judge("NP404", data)
+    assert judge("NP404", data) == ((), ())
+    far = stated.model_copy(update={"stated": 256, "value": 0.0625})
+    (found,), _ = judge("NP404", scaled(0.0625, 0.0625).model_copy(update={"declared": (far,)}))
     assert found.severity.value == "note"
+    assert "as query_pre_attn_scalar = 256 states" in found.message
     other = data.model_copy(update={"declared": (stated.model_copy(update={"value": 0.25}),)})
     (found,), _ = judge("NP404", other)
     assert found.severity.value == "warning"
