@@ -138,6 +138,7 @@ def _small(weight: Weight) -> Draw:
 
 
 def _fixup(weight: Weight) -> Draw | None:
+    """Writers and head 0, inside branches of m weights Kaiming's × writes^(−1/(2m − 2)); tables stay as they are."""
     drawn = weight.drawn
     if drawn.has("writer", "head") and not drawn.table:
         return Draw("zero")
@@ -147,6 +148,8 @@ def _fixup(weight: Weight) -> Draw | None:
 
 
 def _t_fixup(weight: Weight) -> Draw:
+    """√(2 / (fan-in + fan-out)), in tables and branches but for queries and keys × 0.67 L^(−1/4) for L layers, in a
+    decoder that attends to an encoder (9 L)^(−1/4)."""
     factor = 1.0 if weight.t_fixup is None or weight.part in ("q", "k") else weight.t_fixup
     if weight.drawn.table:
         return Draw("normal", factor * lecun_std(weight.drawn.fan_out))
@@ -167,27 +170,26 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("orthogonal", "orthogonal rows or columns", "Saxe et al. 2014", _orthogonal),
         Scheme(
             "deepnorm",
-            "β √(2 / (fan-in + fan-out)) in branches, queries and keys without β",
+            "β √(2 / (fan-in + fan-out)) in branches, on q and k without β",
             "Wang et al. 2022, fig. 2",
             _deepnorm,
             parted=True,
         ),
         Scheme(
             "small",
-            "√(2 / (5 width)), writers 2 / (blocks √width)",
+            "√(2/(5 width)), writers 2/(blocks √width)",
             "Nguyen & Salazar 2019; Wang & Komatsuzaki 2021",
             _small,
         ),
         Scheme(
             "fixup",
-            "writers and head 0, inside branches of m weights kaiming × writes^(−1/(2m − 2)), tables as they are",
+            "writers, head 0; inside kaiming × writes^(−1/(2m − 2))",
             "Zhang, Dauphin & Ma 2019, sec. 3",
             _fixup,
         ),
         Scheme(
             "t_fixup",
-            "√(2 / (fan-in + fan-out)), in branches but for queries and keys, and in tables, × 0.67 L^(−1/4), of a "
-            "decoder (9 L)^(−1/4)",
+            "xavier's std, most × 0.67 L^(−1/4) or (9 L)^(−1/4)",
             "Huang et al. 2020, sec. 3.2",
             _t_fixup,
             parted=True,
