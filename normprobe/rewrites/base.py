@@ -138,11 +138,13 @@ class Rewrite(ABC):
     Attributes:
         name: name of the class, as findings give it in `fix`.
         usual: the effect, where no setting makes it another one.
+        TOGETHER: whether its sites hold only all together; else each stands for itself.
         expect: how many sites the caller counts on; any other number is an error. None: one or more.
     """
 
     name: ClassVar[str]
     usual: ClassVar[Effect]
+    TOGETHER: ClassVar[bool] = False
     expect: int | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from normprobe.errors import RewriteError, SettingError
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
+from normprobe.rewrites.unrun import found_by, told_of, unrun
 
 State = Literal["planned", "applied", "undone"]
 
@@ -31,7 +32,7 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
     if not rewrites:
         raise RewriteError("nothing to plan: no rewrite was given", hint="pass [normprobe.UpcastNorms()], say")
     survey = Survey.of(model, inputs)
-    steps = [(rewrite, rewrite.sites(survey)) for rewrite in rewrites]
+    steps = [(rewrite, found_by(rewrite, survey)) for rewrite in rewrites]
     _check_conflicts(steps)
     return Plan(survey, steps)
 
@@ -85,6 +86,7 @@ class Plan:
         self.steps = tuple(steps)
         self._fused = fused_around(self._model, tuple(site for _, found in self.steps for site in found.sites))
         self._told: list[str] = []
+        self._unrun = told_of(unrun(self._model, survey.trace))
         self.state: State = "planned"
         self.proof: Proof | None = None
 
@@ -202,6 +204,7 @@ class Plan:
             rows.append("parameters are added: an optimiser made before does not hold them")
         if self._fused:
             rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
+        rows += [] if self._unrun is None else [self._unrun]
         rows += [f"now: {line}" for line in self._told if self.state == "applied"]
         memory = sum(site.undo_bytes for _, found in self.steps for site in found.sites)
         rows.append(f"undo holds {_count(memory, 'byte')}")

@@ -44,6 +44,7 @@ class ToRMSNorm(Rewrite):
         exact: False swaps the norms alone, which changes what the model computes by what the means were.
     """
 
+    TOGETHER = True
     exact: bool = True
     tied: Tied = "entry"
 
