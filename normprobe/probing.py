@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,10 @@ from normprobe.capture.collector import fewer_collections
 from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
-from normprobe.capture.shadows import on_meta
+from normprobe.capture.rejections import rejections
 from normprobe.capture.subject import check_model
 from normprobe.capture.unwrap import unwrapped, wrappers_aside
-from normprobe.errors import InputError, NormprobeError, SettingError
+from normprobe.errors import InputError, SettingError
 from normprobe.inputs.declared import declared_by
 from normprobe.inputs.given import given_inputs, on_device
 from normprobe.measures.computed_weights import measure_computed_weights
@@ -34,7 +34,6 @@ from normprobe.report.report import Report
 from normprobe.rewrites.mup import declared_by_mup
 from normprobe.version import versions
 
-_NO_VALUES = "; on the meta device it may also miss values that neither inputs nor constants decide"
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -107,7 +106,7 @@ def probe(
 def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
     tell("record", 0, 0)
     with fewer_collections():
-        with _rejections(model), valueless_experts(model) as experts:
+        with rejections(model), valueless_experts(model) as experts:
             trace = record(model, inputs)
         if experts is not None:
             need = "which needs no values of the router: the meta device has none"
@@ -183,21 +182,6 @@ def _precision(model: nn.Module, autocast: str | torch.dtype | None) -> Abstract
         raise SettingError(f"unknown autocast dtype {autocast!r}", expected="bfloat16 or float16")
     device = next((p.device.type for p in model.parameters()), "cpu")
     return torch.autocast("cpu" if device == "meta" else device, dtype=dtype)
-
-
-@contextmanager
-def _rejections(model: nn.Module) -> Iterator[None]:
-    """Say which model failed on its inputs, and keep its own error as the cause."""
-    try:
-        yield
-    except NormprobeError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"the forward of {type(model).__name__} raised",
-            found=f"{type(error).__name__}: {error}",
-            hint="check that the inputs fit the model" + (_NO_VALUES if on_meta(model) else ""),
-        ) from error
 
 
 def _autocast_in_force(model: nn.Module, autocast: str | torch.dtype | None) -> str | None:

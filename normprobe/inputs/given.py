@@ -38,6 +38,26 @@ def given_inputs(model: nn.Module, inputs: Any, tokenizer: Any, seed: int) -> tu
     return encoded, f"text of {len(inputs)} characters: " + _shapes(encoded)
 
 
+def or_made(model: nn.Module, inputs: Any) -> Inputs:
+    """`inputs`, or one row of those that the model's configuration asks for.
+
+    Raises:
+        InputError: they are empty or a text; none were given, and the configuration says too little to make some.
+    """
+    if inputs is None:
+        return inputs_from_config(model)[0]
+    if isinstance(inputs, str):
+        raise InputError(
+            "a text was given as inputs",
+            expected="a tensor, a tuple or a mapping of tensors",
+            found=f"{inputs!r:.60}",
+            hint='inputs=dict(tokenizer(text, return_tensors="pt"))',
+        )
+    _refuse_empty(inputs)
+    found: Inputs = inputs
+    return found
+
+
 def _refuse_empty(inputs: Any) -> None:
     """Raise an InputError where no tensor among the inputs has an element: no signal passes the model."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normprobe.capture.invoke import Inputs
 from normprobe.errors import InputError
 from normprobe.inputs.candidates import candidates
 from normprobe.inputs.face import Face
@@ -18,15 +17,6 @@ from normprobe.inputs.fields import number, special_ids, text_part
 TOKENS = 512
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len")
 Choice = tuple[dict[str, Tensor], str]
-
-
-def or_made(model: nn.Module, inputs: Inputs | None) -> Inputs:
-    """`inputs`, or one row of those that the model's configuration asks for.
-
-    Raises:
-        InputError: none were given, and the configuration says too little to make some.
-    """
-    return inputs_from_config(model)[0] if inputs is None else inputs
 
 
 def inputs_from_config(

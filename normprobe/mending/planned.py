@@ -24,7 +24,7 @@ def plan(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inputs
 
     Raises:
         SettingError: `model` is no module, or `rewrites` holds something else than rewrites.
-        InputError: no inputs could be made.
+        InputError: no inputs could be made, or the model rejected them.
         RewriteError: no rewrite was given, or two of them would change the same module.
     """
     check_model(model)
@@ -36,7 +36,7 @@ def rewrite(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inp
 
     Raises:
         SettingError: `model` is no module, or `rewrites` holds something else than rewrites.
-        InputError: no inputs could be made.
+        InputError: no inputs could be made, or the model rejected them.
         RewriteError: a rewrite has no site or another number than it expects, did not take, or could not be proven;
             the model is then bit for bit as it was.
     """

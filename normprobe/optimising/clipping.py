@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normprobe.anatomy.weights.added import added_parameters
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
 from normprobe.errors import SettingError
 from normprobe.inputs import or_made
-from normprobe.records.parts import cuts_of
+from normprobe.optimising.numbers import check_number
+from normprobe.optimising.units import unit_axes
 from normprobe.rewrites.base import Survey
+
+_clipping: WeakKeyDictionary[torch.optim.Optimizer, list[AdaptiveClipping]] = WeakKeyDictionary()
 
 
 @final
@@ -27,9 +28,12 @@ class AdaptiveClipping:
     ε) (Brock et al. 2021, High-Performance Large-Scale Image Recognition Without Normalization, eq. 3). A unit is what
     one output feature sums over, by the axis that the Anatomy names, also where a weight is stored the other way round;
     for experts each expert's; a vector is a single unit, also where one parameter holds those of all layers. The head
-    is left alone, as in the paper (sec. 4.1).
+    is left alone with its bias, as in the paper (sec. 4.1).
 
-    The gradients are changed in place, just before `optimizer.step()`, behind the unscaling of a `GradScaler`.
+    The gradients are changed in place, just before `optimizer.step()`, behind the unscaling of a `GradScaler`; where
+    the step is given a closure, each time that this has run. A weight that the recorded forward did not use (of an
+    expert that no token reached) has the units of those in modules of its class. What is added to the model and to the
+    optimiser later is clipped too: the model is then read again, by one forward inside of the step.
 
     Args:
         optimizer: of any class of torch, with parameters of `model`.
@@ -41,8 +45,8 @@ class AdaptiveClipping:
         head: whether the readout is clipped too.
 
     Raises:
-        SettingError: `model` is no module, `optimizer` none of torch's or of another model, `clipping` or `eps` is not
-            positive.
+        SettingError: `model` is no module, `optimizer` none of torch's or of another model, or clipped already;
+            `clipping` or `eps` is not positive.
         InputError: no inputs could be made, or the model rejected them.
     """
 
@@ -57,23 +61,63 @@ class AdaptiveClipping:
         head: bool = False,
     ) -> None:
         check_model(model)
+        check_number("clipping", clipping)
+        check_number("eps", eps)
         _check_optimizer(optimizer, model)
-        for name, value in (("clipping", clipping), ("eps", eps)):
-            if not (value > 0 and math.isfinite(value)):
-                raise SettingError(f"{name} cannot be used", expected="a finite number above 0", found=repr(value))
-        self.clipping, self.eps = clipping, eps
-        self._axes = dict(_axes(Survey.of(model, or_made(model, inputs)), head))
+        self.clipping, self.eps, self._head = clipping, eps, head
+        self._model, self._inputs = model, or_made(model, inputs)
+        self._read()
         self._handle: RemovableHandle = optimizer.register_step_pre_hook(self._before)
+        self._others = _clipping.setdefault(optimizer, [])
+        self._others.append(self)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """What is clipped."""
+        return tuple(self._axes)
 
     def remove(self) -> None:
         """Let the optimiser step as it did before."""
         self._handle.remove()
+        if self in self._others:
+            self._others.remove(self)
 
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter in self._axes:
-                    self.clip(parameter, self._axes[parameter])
+    def _read(self) -> None:
+        """What the model holds now, and the units of it."""
+        self._axes = dict(unit_axes(Survey.of(self._model, self._inputs), self._head))
+        self._known: set[Tensor] = set(self._model.parameters())
+
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Clip now, or where the step is given a closure, whenever that has made the gradients."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._all(optimizer)
+            return None
+
+        def clipped() -> Any:
+            value = closure()
+            self._all(optimizer)
+            return value
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": clipped}
+        return (args[0], clipped, *args[2:]), kwargs
+
+    def _all(self, optimizer: torch.optim.Optimizer) -> None:
+        held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(parameter not in self._known for parameter in held):
+            self._follow(held)
+        for parameter in held:
+            if parameter in self._axes:
+                self.clip(parameter, self._axes[parameter])
+
+    def _follow(self, held: list[Tensor]) -> None:
+        """Read the model again where it has parameters now that it had not; what it does not hold is another's."""
+        if set(self._model.parameters()).difference(self._known).intersection(held):
+            self._read()
+        self._known.update(held)
 
     @torch.no_grad()
     def clip(self, parameter: Tensor, axes: tuple[int, ...]) -> None:
@@ -105,35 +149,15 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
         expected = "one made with parameters of this model, after it was wrapped or moved"
         found = f"{len(held)} tensors that the model does not hold"
         raise SettingError("the optimizer steps no parameter of the model", expected=expected, found=found)
+    if any(not own.isdisjoint(map(id, other.parameters)) for other in _clipping.get(optimizer, ())):
+        raise SettingError(
+            "the optimizer is clipped already",
+            expected="one AdaptiveClipping for the parameters of a model",
+            found="another one that was not removed",
+            hint="call remove() of the other one first",
+        )
 
 
 def _norm(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
     wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     return wide.square().sum(axes, keepdim=True).sqrt()
-
-
-def _axes(survey: Survey, head: bool) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-    """The axes of a unit for every parameter that is clipped."""
-    sites = {site.parameter: site for site in survey.anatomy.weights}
-    several = _stacks(survey)
-    for name, parameter in survey.model.named_parameters():
-        site = sites.get(name)
-        if site is not None and "head" in site.roles and not head:
-            continue
-        kept = several.get(name, frozenset())
-        if site is not None and parameter.dim() > 1:
-            kept = frozenset({site.output_axis % parameter.dim()} | ({0} if site.kind == "experts" else set()))
-            kept = frozenset({0}) if site.kind == "embedding" else kept  # a row of a table is a unit
-        yield parameter, tuple(axis for axis in range(parameter.dim()) if axis not in kept)
-
-
-def _stacks(survey: Survey) -> dict[str, frozenset[int]]:
-    """The axes along which parameters hold the gains, offsets or biases of several layers."""
-    names = {name for name, _ in survey.model.named_parameters()}
-    found = dict(added_parameters(survey.trace))
-    for norm in survey.anatomy.norms:
-        for part in (norm.weight, norm.bias):
-            name, cuts = cuts_of(part or "", names)
-            layers = frozenset(axis for axis, cut in enumerate(cuts) if isinstance(cut, int))
-            found[name] = found.get(name, layers) & layers
-    return found

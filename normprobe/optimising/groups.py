@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 from normprobe.anatomy.weights.added import added_parameters
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
-from normprobe.errors import SettingError
 from normprobe.inputs import or_made
+from normprobe.optimising.numbers import check_number
 from normprobe.records.parts import whole
 from normprobe.rewrites.base import Survey
 
@@ -40,10 +39,7 @@ def decay_groups(model: nn.Module, weight_decay: float, inputs: Inputs | None = 
         InputError: no inputs could be made, or the model rejected them.
     """
     check_model(model)
-    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise SettingError(
-            "the weight decay cannot be used", expected="a finite number from 0", found=repr(weight_decay)
-        )
+    check_number("weight decay", weight_decay, zero=True)
     survey = Survey.of(model, or_made(model, inputs))
     spared, added = _spared(survey), added_parameters(survey.trace)
     names = {name for name, _ in model.named_parameters()}

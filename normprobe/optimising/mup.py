@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal
 
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
 from normprobe.errors import SettingError
-from normprobe.inputs import inputs_from_config
+from normprobe.inputs import inputs_from_config, or_made
+from normprobe.optimising.numbers import check_number
 from normprobe.records.sweep import Optimizer
 from normprobe.rewrites.base import Survey
 from normprobe.rewrites.mup import Place, carried
@@ -25,7 +25,7 @@ def parameter_groups(
     inputs: Inputs | None = None,
     base_inputs: Inputs | None = None,
     *,
-    optimizer: Optimizer = "adam",
+    optimizer: Optimizer | Literal["adamw"] = "adam",
 ) -> list[dict[str, Any]]:
     """Parameter groups under which the learning rate tuned at the base width serves `model`.
 
@@ -47,7 +47,7 @@ def parameter_groups(
         inputs: of one forward of `model`, which tells readouts from embeddings; None where its configuration says
             enough.
         base_inputs: of one forward of the base; the same where left out.
-        optimizer: adam, AdamW included, or sgd.
+        optimizer: adam, adamw (the same rates) or sgd, in any case.
 
     Returns:
         Groups for the optimiser: beside `params` and `lr` each has `role`, `ratio` and the parameters' `names`.
@@ -55,31 +55,33 @@ def parameter_groups(
     Raises:
         SettingError: `lr` is not positive; the optimiser is unknown; the base is another model, has the same width, or
             is given for a model that `MuP` rewrote, or is missing for another one.
-        InputError: no inputs were given, and the configuration says too little to make some.
+        InputError: no inputs were given, and the configuration says too little to make some; or a model rejected them.
     """
     check_model(model)
-    if not (lr > 0 and math.isfinite(lr)):
-        raise SettingError("the learning rate is not positive", expected="lr > 0", found=repr(lr))
-    check_optimizer(optimizer)
-    if inputs is None:
-        inputs, _ = inputs_from_config(model, tokens=8)
+    check_number("learning rate", lr)
+    named = named_optimizer(optimizer)
+    inputs = inputs_from_config(model, tokens=8)[0] if inputs is None else or_made(model, inputs)
     if base is None:
-        return groups(model, carried_places(model, inputs), lr, optimizer)
+        return groups(model, carried_places(model, inputs), lr, named)
     if carried(model) is not None:
         raise SettingError(
             "a base was given for a model that knows its own", expected="no base", found="a model that MuP rewrote"
         )
-    return groups(model, places(model, base, inputs, inputs if base_inputs is None else base_inputs), lr, optimizer)
+    check_model(base)
+    of_base = inputs if base_inputs is None else or_made(base, base_inputs)
+    return groups(model, places(model, base, inputs, of_base), lr, named)
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimiser that table 3 has.
+def named_optimizer(optimizer: object) -> Optimizer:
+    """The optimiser of table 3 that a name means, in any case; AdamW has the rates of Adam.
 
     Raises:
-        SettingError: it is none.
+        SettingError: it has none of this name.
     """
-    if optimizer not in get_args(Optimizer):
-        raise SettingError("unknown optimizer", expected=" | ".join(get_args(Optimizer)), found=repr(optimizer))
+    known: dict[str, Optimizer] = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
+    if not isinstance(optimizer, str) or optimizer.lower() not in known:
+        raise SettingError("unknown optimizer", expected=" | ".join(known), found=repr(optimizer))
+    return known[optimizer.lower()]
 
 
 def carried_places(model: nn.Module, inputs: Inputs) -> dict[str, Place]:

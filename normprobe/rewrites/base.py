@@ -24,6 +24,7 @@ from normprobe.anatomy.flow.statics import Statics
 from normprobe.anatomy.flow.steps import Flow
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
+from normprobe.capture.rejections import rejections
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy
 from normprobe.rewrites.edits import choice
@@ -71,9 +72,11 @@ class Survey:
         """Record one forward of `model` and read its Anatomy, experts that no token reached beside those that were; the
         model is left as it was.
 
-        Errors of the model's own forward pass through.
+        Raises:
+            InputError: the forward raised; its own error is the cause.
         """
-        trace = record(model, inputs)
+        with rejections(model):
+            trace = record(model, inputs)
         return cls(model, inputs, trace, with_unreached(model, trace, read(model, trace).anatomy))
 
 

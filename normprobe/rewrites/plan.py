@@ -9,7 +9,8 @@ from typing import Literal, final
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
-from normprobe.errors import RewriteError, SettingError
+from normprobe.errors import InputError, RewriteError, SettingError
+from normprobe.records import Anatomy
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
@@ -27,6 +28,7 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
         inputs: a tensor, a tuple or a mapping; the proof stands on them too.
 
     Raises:
+        InputError: the model rejected the inputs.
         RewriteError: no rewrite was given, or two of them would change the same forward or parameter.
     """
     if not rewrites:
@@ -170,7 +172,7 @@ class Plan:
 
     def _confirm(self) -> list[str]:
         """Every site is as promised; what the rewrites tell of the changed model."""
-        anatomy = Survey.of(self._model, self._inputs).anatomy
+        anatomy = _read_again(self._model, self._inputs)
         for rewrite, found in self.steps:
             with self._beside(rewrite):
                 rewrite.confirm(found.sites, anatomy)
@@ -220,6 +222,14 @@ def _change(rewrite: Rewrite, model: nn.Module, site: Site, undo: ExitStack, whe
         raise
     except Exception as error:
         raise RewriteError(where, found=f"{type(error).__name__}: {error}") from error
+
+
+def _read_again(model: nn.Module, inputs: Inputs) -> Anatomy:
+    try:
+        return Survey.of(model, inputs).anatomy
+    except InputError as error:
+        what = "the rewritten model does not run; it is as it was"
+        raise RewriteError(what, expected="a forward on the inputs of the plan", found=error.found) from error
 
 
 def _count(count: int, what: str) -> str:

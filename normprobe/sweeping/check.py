@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from normprobe.capture.recorder import record
 from normprobe.errors import NormprobeError, SettingError
 from normprobe.inputs import inputs_from_config
 from normprobe.measures.loss import LossFunction, training_loss_of
-from normprobe.optimising.mup import carried_places, check_optimizer, groups
+from normprobe.optimising.mup import carried_places, groups, named_optimizer
 from normprobe.records import Anatomy, Settings
 from normprobe.records.sweep import (
     SLOPE_LIMIT,
@@ -49,7 +49,7 @@ def coordinate_check(
     *,
     axis: Axis = "width",
     steps: int = 4,
-    optimizer: Optimizer = "adam",
+    optimizer: Optimizer | Literal["adamw"] = "adam",
     lr: float = 1e-3,
     lrs: Sequence[float] = (),
     loss: LossFunction | None = None,
@@ -70,7 +70,7 @@ def coordinate_check(
         widths: at least two, or depths with `axis="depth"`.
         axis: what the number is; for depths there is no muP.
         steps: optimiser steps.
-        optimizer: adam, or sgd without momentum.
+        optimizer: adam (adamw is the same here: nothing decays), or sgd without momentum.
         lr: learning rate at the smallest width.
         lrs: learning rates whose loss after the steps is compared at every width (μTransfer, Yang et al. 2022).
         loss: `loss(output, inputs)`; else that of `probe`, but where it takes the mean square of the first output the
@@ -86,15 +86,15 @@ def coordinate_check(
     sizes = tuple(sorted(set(widths)))
     settings = settings or Settings()
     _check(sizes, steps, (lr, *lrs))
-    check_optimizer(optimizer)
+    named = named_optimizer(optimizer)
     checks.chosen_checks(settings)
-    runs = _Runs(factory, sizes, steps, optimizer, loss, seed, progress or (lambda stage, done, total: None))
+    runs = _Runs(factory, sizes, steps, named, loss, seed, progress or (lambda stage, done, total: None))
     with torch.random.fork_rng(devices=()):
         sweeps = tuple(
             Sweep(parametrisation=kind, modules=runs.modules(kind, lr), rates=runs.rates(kind, lrs))
             for kind in runs.kinds(axis)
         )
-    told = {"steps": steps, "optimizer": optimizer, "lr": lr, "loss": runs.named, "seed": seed}
+    told = {"steps": steps, "optimizer": named, "lr": lr, "loss": runs.named, "seed": seed}
     notes = tuple(dict.fromkeys(runs.notes))
     found = SweepReport(axis=axis, sizes=sizes, sweeps=sweeps, notes=notes, **told)
     return checks.judged_sweep(found, settings)

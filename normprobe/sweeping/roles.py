@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.rejections import rejections
 from normprobe.errors import SettingError
 from normprobe.rewrites.mup import Place
 
@@ -32,9 +33,13 @@ def places(model: nn.Module, base: nn.Module, inputs: Inputs, base_inputs: Input
 
     Raises:
         SettingError: the two have other parameters, or no parameter differs in shape.
+        InputError: one of them rejected its inputs.
     """
     names, wide, narrow = _checked(model, base)
-    seen, base_seen = faces(model, inputs), faces(base, base_inputs)
+    with rejections(model):
+        seen = faces(model, inputs)
+    with rejections(base):
+        base_seen = faces(base, base_inputs)
     found: dict[str, list[Place]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():

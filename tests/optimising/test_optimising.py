@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import normprobe
-from normprobe.errors import SettingError
+from normprobe.errors import InputError, SettingError
 from tests import models
 
 
@@ -117,7 +117,7 @@ def test_small_gradients_and_vectors() -> None:
     bias.grad = torch.zeros(4)
     clip.clip(bias, (0,))
     assert torch.equal(bias.grad, torch.zeros(4))
-    with pytest.raises(SettingError, match="clipping cannot be used"):
+    with pytest.raises(SettingError, match="the clipping cannot be used"):
         normprobe.AdaptiveClipping(optimiser, model, torch.randn(2, 4), clipping=0.0)
     with pytest.raises(SettingError, match="none of torch's"):
         normprobe.AdaptiveClipping("adam", model, torch.randn(2, 4))  # type: ignore[arg-type]
@@ -181,3 +181,152 @@ def test_each_layer_of_a_stack_is_clipped_for_itself() -> None:
     axes = {name: clip._axes.get(parameter) for name, parameter in model.named_parameters()}
     assert (axes["gains"], axes["up_bias"]) == ((1,), (1,))
     assert (axes["places"], axes["several"]) == ((0, 1, 2), (0, 1))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_gradients_that_a_closure_makes_are_clipped(named: bool) -> None:
+    model, inputs = models.llama(tie_word_embeddings=False)
+    matrix = model.model.layers[0].mlp.up_proj.weight
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    normprobe.AdaptiveClipping(optimiser, model, inputs, clipping=1e-3, eps=1e-2)
+    made = []
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        value = 1e3 * loss(model, inputs)
+        value.backward()
+        made.append(matrix.grad.clone())
+        return float(value.detach())
+
+    before = matrix.detach().clone()
+    value = optimiser.step(closure=closure) if named else optimiser.step(closure)
+    assert value > 0
+    assert len(made) == 1
+    wanted = clipped(before, made[0], 0, 1e-3, 1e-2)
+    assert not torch.allclose(wanted, made[0].double(), rtol=1e-3)
+    assert torch.allclose((before - matrix).double(), wanted, atol=1e-6)
+
+
+class Tasks(nn.Module):
+    """Two bodies and two heads, of which one each runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.bodies, self.heads = nn.ModuleList(), nn.ModuleList()
+        for _ in range(2):
+            self.bodies.append(nn.Linear(8, 8))
+            self.heads.append(nn.Linear(8, 20))
+        self.task = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.heads[self.task](self.norm(x + self.bodies[self.task](self.norm(x)).tanh()))
+        return found
+
+
+def steps_of(model: nn.Module, optimiser: torch.optim.Optimizer, inputs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """What each parameter moved by in one step, and the gradient that it had."""
+    optimiser.zero_grad()
+    (1e3 * loss(model, inputs)).backward()
+    had = {n: (p.detach().clone(), p.grad.clone()) for n, p in model.named_parameters() if p.grad is not None}
+    optimiser.step()
+    return {name: (value - model.get_parameter(name).detach(), grad) for name, (value, grad) in had.items()}
+
+
+def test_what_did_not_run_has_the_units_of_its_kind_and_the_head_keeps_its_bias() -> None:
+    torch.manual_seed(0)
+    model, x = Tasks(), torch.randn(2, 5, 8)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    normprobe.AdaptiveClipping(optimiser, model, x, clipping=1e-3)
+    for task in (0, 1):
+        model.task = task
+        before = model.bodies[task].weight.detach().clone()
+        moved = steps_of(model, optimiser, x)
+        step, gradient = moved[f"bodies.{task}.weight"]
+        assert torch.allclose(step.double(), clipped(before, gradient, 0, 1e-3, 1e-3), atol=1e-6)
+        step, gradient = moved[f"heads.{task}.weight"]
+        assert torch.allclose(step, gradient, atol=1e-4)
+    model.task = 0
+    step, gradient = steps_of(model, optimiser, x)["heads.0.bias"]
+    assert torch.allclose(step, gradient, atol=1e-4)
+
+
+def test_what_joins_later_is_clipped_and_what_is_not_of_the_model_is_left() -> None:
+    torch.manual_seed(0)
+    model, x = Tasks(), torch.randn(2, 5, 8)
+    optimiser = torch.optim.SGD(model.bodies.parameters(), lr=1.0)
+    normprobe.AdaptiveClipping(optimiser, model, x, clipping=1e-3)
+    model.extra, foreign = nn.Linear(8, 8), nn.Linear(8, 8)
+    for module in (model.extra, foreign):
+        optimiser.add_param_group({"params": list(module.parameters())})
+        module.weight.grad = torch.full((8, 8), 5.0)
+    before, other = model.extra.weight.detach().clone(), foreign.weight.detach().clone()
+    optimiser.step()
+    wanted = clipped(before, torch.full((8, 8), 5.0), 0, 1e-3, 1e-3)
+    assert torch.allclose((before - model.extra.weight).double(), wanted, atol=1e-6)
+    assert torch.allclose(other - foreign.weight, torch.full((8, 8), 5.0))
+
+
+def test_an_optimiser_is_clipped_once_for_each_model() -> None:
+    one, two, x = nn.Linear(4, 4), nn.Linear(4, 4), torch.randn(2, 4)
+    optimiser = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=1.0)
+    first = normprobe.AdaptiveClipping(optimiser, one, x, head=True)
+    normprobe.AdaptiveClipping(optimiser, two, x, head=True)
+    with pytest.raises(SettingError, match="clipped already"):
+        normprobe.AdaptiveClipping(optimiser, one, x, clipping=0.02, head=True)
+    first.remove()
+    first.remove()
+    normprobe.AdaptiveClipping(optimiser, one, x, clipping=0.02, head=True)
+
+
+# ---- numbers and inputs that cannot be
+
+
+@pytest.mark.parametrize("wrong", ["a", None, True, -1.0, float("inf")])
+def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(SettingError, match="the weight decay cannot be used"):
+        normprobe.decay_groups(model, wrong, x)
+    with pytest.raises(SettingError, match="the learning rate cannot be used"):
+        normprobe.parameter_groups(model, wrong, inputs=x)
+    with pytest.raises(SettingError, match="the clipping cannot be used"):
+        normprobe.AdaptiveClipping(optimiser, model, x, clipping=wrong)
+    with pytest.raises(SettingError, match="the eps cannot be used"):
+        normprobe.AdaptiveClipping(optimiser, model, x, eps=wrong)
+
+
+WRONG_INPUTS = [
+    (torch.randn(2, 3), "the forward of Linear raised"),
+    ({"x": torch.randn(2, 4)}, "the forward of Linear raised"),
+    ("words", "a text was given"),
+    (torch.randn(0, 4), "the inputs are empty"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "said"), WRONG_INPUTS)
+def test_inputs_that_do_not_fit_are_named(inputs: Any, said: str) -> None:
+    model, base = nn.Linear(4, 4), nn.Linear(2, 4)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    for call in (
+        lambda: normprobe.decay_groups(model, 0.1, inputs),
+        lambda: normprobe.AdaptiveClipping(optimiser, model, inputs),
+        lambda: normprobe.parameter_groups(model, 0.1, base, inputs, torch.randn(2, 2)),
+        lambda: normprobe.parameter_groups(model, 0.1, base, torch.randn(2, 4), inputs),
+        lambda: normprobe.plan(model, normprobe.FoldGains(), inputs),
+        lambda: normprobe.rewrite(model, normprobe.FoldGains(), inputs),
+        lambda: normprobe.mend(model, inputs),
+    ):
+        with pytest.raises(InputError, match=said):
+            call()
+
+
+@pytest.mark.parametrize("name", ["adamw", "AdamW", "Adam", "SGD"])
+def test_optimisers_are_named_in_any_case_and_adamw_is_adam(name: str) -> None:
+    model, base = models.Mlp(32, 48), models.Mlp(16, 24)
+    inputs, narrow = torch.randn(2, 5, 32), torch.randn(2, 5, 16)
+    found = normprobe.parameter_groups(model, 1.0, base, inputs, narrow, optimizer=name)  # type: ignore[arg-type]
+    known = normprobe.parameter_groups(model, 1.0, base, inputs, narrow, optimizer="sgd" if name == "SGD" else "adam")
+    assert [group["lr"] for group in found] == [group["lr"] for group in known]
+    with pytest.raises(SettingError, match="unknown optimizer"):
+        normprobe.parameter_groups(model, 1.0, base, inputs, narrow, optimizer="lion")  # type: ignore[arg-type]

@@ -153,5 +153,5 @@ def test_what_is_no_base_is_refused() -> None:
         normprobe.parameter_groups(Net(8, 16), 0.1, Net(8, 16), IDS)
     with pytest.raises(SettingError, match=r"(?s)the base is another model.*found: 0\.bias"):
         normprobe.parameter_groups(Net(8, 16), 0.1, nn.Sequential(nn.Linear(2, 2)), IDS)
-    with pytest.raises(SettingError, match="the learning rate is not positive"):
+    with pytest.raises(SettingError, match="the learning rate cannot be used"):
         normprobe.parameter_groups(Net(16, 16), 0.0, Net(8, 16), IDS)
