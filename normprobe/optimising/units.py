@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 from normprobe.anatomy.weights.added import added_parameters
-from normprobe.records import Anatomy, WeightSite
+from normprobe.records import WeightSite
 from normprobe.records.parts import cuts_of
 from normprobe.rewrites.base import Survey
-from normprobe.rewrites.beside import beside
+from normprobe.rewrites.biases import find_biases
 from normprobe.rewrites.unrun import unrun
 
 
@@ -18,7 +18,7 @@ def unit_axes(survey: Survey, head: bool) -> Iterator[tuple[Tensor, tuple[int, .
     """The axes of a unit for every parameter that is clipped; with `head` the readout and its bias are too."""
     sites = _sites(survey)
     several = _stacks(survey)
-    biases = set() if head else _head_biases(survey.anatomy, dict(survey.model.named_parameters()))
+    biases = set() if head else _head_biases(survey)
     for name, parameter in survey.model.named_parameters():
         site = sites.get(name)
         if name in biases or (site is not None and "head" in site.roles and not head):
@@ -30,9 +30,9 @@ def unit_axes(survey: Survey, head: bool) -> Iterator[tuple[Tensor, tuple[int, .
         yield parameter, tuple(axis for axis in range(parameter.dim()) if axis not in kept)
 
 
-def _head_biases(anatomy: Anatomy, named: Mapping[str, Tensor]) -> set[str]:
-    biases = beside(anatomy, named).biases
-    heads = (site.parameter for site in anatomy.weights if "head" in site.roles)
+def _head_biases(survey: Survey) -> set[str]:
+    biases = find_biases(survey, dict(survey.model.named_parameters()))
+    heads = (site.parameter for site in survey.anatomy.weights if "head" in site.roles)
     return {bias.parameter for name in heads for bias in biases.get(name, ())}
 
 
