@@ -20,7 +20,7 @@ from normprobe.cli.output import show
 from normprobe.errors import SettingError
 from normprobe.records.extras import ABOUT, EXTRA_NAMES
 
-_MEASURES, _RECIPES = "measures", "recipes"
+_MEASURES, _RECIPES, _REWRITES = "measures", "recipes", "rewrites"
 _LEVELS = Text(
     "An audit runs the model twice: one forward that is recorded, one that is measured; two forwards more where the "
     "output or a stream is not finite. --level structure: the first alone. --backward: one forward and one backward "
@@ -39,7 +39,8 @@ def explain(
         str,
         typer.Argument(
             metavar="TOPIC",
-            help="A check (NP201, missing-final-norm), a rewrite (SetEps), measures, one of these, or recipes.",
+            help="A check (NP201, missing-final-norm), measures or one of these, rewrites or one of these (SetEps), or "
+            "recipes.",
         ),
     ],
     debug: opt.Debug = False,
@@ -47,8 +48,8 @@ def explain(
     """Say what a check measures, why it matters, what to do, and when to ignore it.
 
     For "measures" or one of them: what each further measure tells, and how many passes over the model it takes. For
-    "recipes": the initialisations that the report names, with their formulas and sources. For a rewrite: what it does
-    and its settings.
+    "recipes": the initialisations that the report names, with their formulas and sources. For "rewrites": what each
+    does, in a line; for one of them its settings too.
     """
     with outcome(debug=debug):
         show(_page(topic))
@@ -60,6 +61,8 @@ def _page(topic: str) -> RenderableType:
         return Group(_LEVELS, _measures(EXTRA_NAMES))
     if word == _RECIPES:
         return Group(_STDS, _recipes())
+    if word == _REWRITES:
+        return Group(_rewrites(), Text("\nnormprobe explain SetEps tells of one, with its settings.", style="dim"))
     if word in ABOUT:
         asked = Text(f"\nAsk for it with --measures {word}; normprobe explain {_MEASURES} lists all.", style="dim")
         return Group(_measures([word]), asked)
@@ -67,7 +70,7 @@ def _page(topic: str) -> RenderableType:
     from normprobe.checks.pages import page_place
 
     try:
-        check = checks.find(topic, also=(_MEASURES, _RECIPES, *EXTRA_NAMES))
+        check = checks.find(topic, also=(_MEASURES, _RECIPES, _REWRITES, *EXTRA_NAMES))
     except SettingError as error:
         return _rewrite(word, error)
     return Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim"))
@@ -79,7 +82,7 @@ def _rewrite(word: str, unknown: SettingError) -> RenderableType:
     Raises:
         SettingError: there is none of this name, in any case: `unknown`, or one with the rewrite that may be meant.
     """
-    from normprobe.rewrites import ALL
+    from normprobe.rewrites import ALL, Initialise
 
     names = {kind.name.lower(): kind for kind in ALL}
     near = get_close_matches(word, names, 1)
@@ -89,10 +92,31 @@ def _rewrite(word: str, unknown: SettingError) -> RenderableType:
     if word not in names:
         raise unknown
     kind = names[word]
-    text = inspect.cleandoc(kind.__doc__ or "")
+    text = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", inspect.cleandoc(kind.__doc__ or ""))
     text = re.sub(r"^    (\w+):", r"- `\1`:", text.replace("\nAttributes:\n", "\n**Settings**\n\n"), flags=re.MULTILINE)
     call = f"normprobe.rewrite(model, [normprobe.{kind.name}(…)])"
-    return Group(Markdown(f"# {kind.name}\n\n{text}"), Text(f"\n{call} applies it", style="dim"))
+    below = (Text(), _schemes()) if kind is Initialise else ()
+    return Group(Markdown(f"# {kind.name}\n\n{text}"), *below, Text(f"\n{call} applies it", style="dim"))
+
+
+def _rewrites() -> Table:
+    from normprobe.rewrites import ALL
+
+    table = _columns("rewrite", "what it does", "by default")
+    for kind in ALL:
+        first, *_ = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+        effect = kind.usual if hasattr(kind, "usual") else kind().effect
+        table.add_row(Text(kind.name, style="bold"), Text(" ".join(first.replace("`", "").split())), Text(effect.value))
+    return table
+
+
+def _schemes() -> Table:
+    from normprobe.rewrites.initialise.schemes import SCHEMES
+
+    table = _columns("scheme", "standard deviation", "source")
+    for scheme in SCHEMES.values():
+        table.add_row(Text(scheme.name, style="bold"), Text(scheme.about), Text(scheme.source))
+    return table
 
 
 def _measures(names: Iterable[str]) -> Table:

@@ -11,7 +11,8 @@ from normprobe.cli.commands import app
 from normprobe.measures.recipes import ORTHOGONAL, RECIPES
 from normprobe.records.extras import EXTRA_NAMES
 from normprobe.rewrites import ALL as REWRITES
-from normprobe.rewrites import Rewrite
+from normprobe.rewrites import Rewrite, ToRMSNorm
+from normprobe.rewrites.initialise.schemes import SCHEMES
 from normprobe.version import __version__
 
 
@@ -119,3 +120,18 @@ def test_explain_answers_a_slip_in_the_name_of_a_rewrite() -> None:
     done = run("explain", "SetEp")
     assert done.exit_code == 2
     assert "did you mean SetEps?" in done.output
+
+
+def test_explain_lists_all_rewrites_in_a_line_each() -> None:
+    words = run("explain", "rewrites").stdout
+    assert [kind.name for kind in REWRITES if f"\n{kind.name} " not in words] == []
+    assert "".join((ToRMSNorm.__doc__ or "").split("\n")[0].split()) in "".join(words.split()).replace("exact", "")
+    (row,) = [line for line in words.splitlines() if line.startswith("QKClip ")]
+    assert row.rstrip().endswith("calibrated")
+
+
+def test_explain_tells_formula_and_source_of_each_scheme_and_a_pattern_as_it_is_written() -> None:
+    done = CliRunner().invoke(app, ["explain", "Initialise"], env={"COLUMNS": "200"})
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert [s.name for s in SCHEMES.values() if f"{s.name} {s.about} {s.source}" not in lines] == []
+    assert '"h.*.mlp.*"' in done.stdout
