@@ -27,6 +27,7 @@ from normprobe.capture.recorder import record
 from normprobe.capture.rejections import rejections
 from normprobe.capture.trace import Trace
 from normprobe.records import Anatomy
+from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.edits import choice
 from normprobe.rewrites.unreached import with_unreached
 
@@ -75,9 +76,11 @@ class Survey:
         Raises:
             InputError: the forward raised; its own error is the cause.
         """
-        with rejections(model):
+        with as_stored(), rejections(model):
             trace = record(model, inputs)
-        return cls(model, inputs, trace, with_unreached(model, trace, read(model, trace).anatomy))
+        with as_stored():
+            anatomy = read(model, trace).anatomy
+        return cls(model, inputs, trace, with_unreached(model, trace, anatomy))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import nn
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import InputError, RewriteError, SettingError
 from normprobe.records import Anatomy
+from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
@@ -21,6 +22,8 @@ State = Literal["planned", "applied", "undone"]
 
 def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> Plan:
     """What `rewrites` would change in `model`, found from one recorded forward on `inputs`; nothing is changed.
+
+    Automatic mixed precision is left aside here and in `apply`: the model runs in the dtypes that it is stored in.
 
     Args:
         model: any module; left bit for bit as it was.
@@ -97,6 +100,7 @@ class Plan:
         """The worst effect among the rewrites."""
         return max((rewrite.effect for rewrite, _ in self.steps), key=lambda effect: effect.rank)
 
+    @as_stored()
     def apply(self) -> Plan:
         """Change the model in place, confirm every site by reading the model again, and prove the outputs.
 
@@ -129,6 +133,7 @@ class Plan:
         self.state, self._told = "applied", told
         return self
 
+    @as_stored()
     def undo(self) -> None:
         """Put the model back bit for bit.
 
