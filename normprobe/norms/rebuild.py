@@ -31,8 +31,14 @@ def floating_tensors(module: nn.Module) -> tuple[dict[str, Tensor], frozenset[st
     return {**parameters, **buffers}, frozenset(parameters)
 
 
-def rebuild(module: nn.Module, dtype: torch.dtype, device: torch.device, values: Mapping[str, Tensor]) -> nn.Module:
-    """A deep copy of `module` on `device`, its floating tensors cast to `dtype`; hooks are left behind.
+def rebuild(
+    module: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    values: Mapping[str, Tensor],
+    hooked: bool = False,
+) -> nn.Module:
+    """A deep copy of `module` on `device`, its floating tensors cast to `dtype`.
 
     Every tensor is put into the copy's memo beforehand. So the copy is made once, in the right dtype, also
     from the meta device and from tensors that are no leaves of a graph (old weight norm), which a deep copy
@@ -43,6 +49,7 @@ def rebuild(module: nn.Module, dtype: torch.dtype, device: torch.device, values:
         dtype: dtype of all floating tensors of the copy.
         device: device of all its tensors.
         values: values for floating parameters and buffers by name; the others keep theirs.
+        hooked: whether the copy calls the very hooks of `module`, which belong to what it computes; else it has none.
     """
     memo: dict[int, Any] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -52,7 +59,7 @@ def rebuild(module: nn.Module, dtype: torch.dtype, device: torch.device, values:
     for part in module.modules():
         for key, item in part.__dict__.items():
             if key in HOOKS and item:
-                memo[id(item)] = type(item)()
+                memo[id(item)] = item.copy() if hooked else type(item)()
             elif isinstance(item, Tensor) and id(item) not in memo:
                 target = dtype if item.is_floating_point() else item.dtype
                 memo[id(item)] = _moved(item, target, device)

@@ -76,9 +76,9 @@ class Survey:
         Raises:
             InputError: the forward raised; its own error is the cause.
         """
-        with as_stored(), rejections(model):
-            trace = record(model, inputs)
         with as_stored():
+            with rejections(model):
+                trace = record(model, inputs)
             anatomy = read(model, trace).anatomy
         return cls(model, inputs, trace, with_unreached(model, trace, anatomy))
 

@@ -15,9 +15,12 @@ from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
+from normprobe.rewrites.reduced import check_reduced
 from normprobe.rewrites.unrun import found_by, told_of, unrun
 
 State = Literal["planned", "applied", "undone"]
+
+_MADE_BEFORE = "an optimiser made before, or a DistributedDataParallel,"
 
 
 def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> Plan:
@@ -32,13 +35,15 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
 
     Raises:
         InputError: the model rejected the inputs.
-        RewriteError: no rewrite was given, or two of them would change the same forward or parameter.
+        RewriteError: no rewrite was given, two of them would change the same forward or parameter, or parameters would
+            be added or dropped inside a `DistributedDataParallel`.
     """
     if not rewrites:
         raise RewriteError("nothing to plan: no rewrite was given", hint="pass [normprobe.UpcastNorms()], say")
     survey = Survey.of(model, inputs)
     steps = [(rewrite, found_by(rewrite, survey)) for rewrite in rewrites]
     _check_conflicts(steps)
+    check_reduced(model, steps)
     return Plan(survey, steps)
 
 
@@ -207,13 +212,16 @@ class Plan:
         rows = [f"{self.state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
         for rewrite, found in self.steps:
             rows += _rows(rewrite, found)
-        if any(site.added for _, found in self.steps for site in found.sites):
-            rows.append("parameters are added: an optimiser made before does not hold them")
+        sites = [site for _, found in self.steps for site in found.sites]
+        if any(site.added for site in sites):
+            rows.append(f"parameters are added: {_MADE_BEFORE} does not hold them")
+        if any(site.gone for site in sites):
+            rows.append(f"parameters go: {_MADE_BEFORE} still holds them")
         if self._fused:
             rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
         rows += [] if self._unrun is None else [self._unrun]
         rows += [f"now: {line}" for line in self._told if self.state == "applied"]
-        memory = sum(site.undo_bytes for _, found in self.steps for site in found.sites)
+        memory = sum(site.undo_bytes for site in sites)
         rows.append(f"undo holds {_count(memory, 'byte')}")
         if self.proof is not None:
             rows.append(f"proof: {self.proof}")

@@ -23,7 +23,8 @@ from normprobe.rewrites.base import Effect
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
-# Of the largest output, where rounding could not be measured: far above it, far below another function.
+# Of the largest output, where rounding could not be measured, and at most where it could: far above it, far below
+# another function.
 _UNKNOWN = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # Spacings of the largest output that a rewrite may move one by, however near the original came to its wider copy: that
 # distance is one draw of rounding, over few outputs perhaps, and can be small by chance or 0. Before and after, a
@@ -173,22 +174,28 @@ class Baseline:
         elif self.wide is None and not self.exact:
             return {"tolerance_source": self.why_not_wide}
         elif self.wide is None:
-            own = self.ran.outputs[0].dtype
-            share = _UNKNOWN.get(own, _UNKNOWN[torch.float32])
-            tolerance = share * largest
-            source = f"choice: {share:g} of the largest output in {str(own)[6:]}; {self.why_not_wide}"
+            tolerance, source = self._chosen(largest, self.why_not_wide)
         else:
             tolerance, source = self._measured(largest)
         if not tolerance < _INFINITE:
             return {"tolerance_source": "the original's outputs are not finite on these inputs"}
         return {"tolerance": tolerance, "tolerance_source": source, "holds": change <= tolerance}
 
+    def _chosen(self, largest: float, why: str) -> tuple[float, str]:
+        own = self.ran.outputs[0].dtype
+        share = _UNKNOWN.get(own, _UNKNOWN[torch.float32])
+        return share * largest, f"choice: {share:g} of the largest output in {str(own)[6:]}; {why}"
+
     def _measured(self, largest: float) -> tuple[float, str]:
-        """Twice the distance to the wider copy, or a few spacings of the largest output where these are more."""
+        """Twice the distance to the wider copy, or a few spacings of the largest output where these are more; a choice
+        where it is more than that: the copy may compute something else."""
         assert self.wide is not None
         floor = _SPACINGS * largest * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
         measured, dtype = 2 * _distance(self.ran.outputs, self.wide), str(self.wide[0].dtype)[6:]
         source = f"twice the original's own distance to a {dtype} copy of it on these inputs"
+        chosen = self._chosen(largest, f"less than {source} ({measured:.3g})")
+        if not measured <= chosen[0]:
+            return chosen
         if floor <= measured:
             return measured, source
         return floor, f"{_SPACINGS} spacings of the largest output, more than {source} ({measured:.3g})"
@@ -201,14 +208,15 @@ def _losses(before: _Ran, after: _Ran) -> dict[str, Any]:
 
 
 def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> list[Tensor]:
-    """Outputs of a copy in the next wider dtype."""
+    """Outputs of a copy in the next wider dtype, which calls the hooks of the model itself."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or not dtypes <= _WIDER.keys():
         raise ValueError(f"parameters of dtypes {sorted(map(str, dtypes))} on {len(devices)} devices")
     wide = torch.float64 if torch.float32 in dtypes else torch.float32
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
-    return _Ran.of(rebuild(model, wide, devices.pop(), {}), moved, anatomy).outputs
+    with untouched(model):  # a hook may write to what it holds of the model
+        return _Ran.of(rebuild(model, wide, devices.pop(), {}, hooked=True), moved, anatomy).outputs
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
-from normprobe.rewrites import make_plan
+from normprobe.rewrites import FoldGains, make_plan
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.proof import Baseline
+from tests.models import gpt2
 from tests.rewrites.cases import Scaled
 from tests.trace import Snapshot
 
@@ -131,3 +132,58 @@ def test_what_was_measured_counts_where_it_is_more() -> None:
     assert 1e-6 < proof.tolerance == 2 * proof.rounding_before
     assert proof.tolerance_source.startswith("twice the original's own distance")
     assert proof.holds is False
+
+
+def hooked(factor: float) -> tuple[nn.Module, Any]:
+    """A GPT-2 whose MLPs write `factor` times what they compute, by a hook."""
+    model, inputs = gpt2()
+    for block in model.transformer.h:
+        block.mlp.register_forward_hook(lambda module, args, output: factor * output)
+    return model, inputs
+
+
+def test_the_wider_copy_calls_the_hooks_too() -> None:
+    model, inputs = hooked(2.0)
+    proof = make_plan(model, [FoldGains()], inputs).apply().proof
+    assert proof is not None
+    assert proof.rounding_before is not None
+    assert proof.rounding_before < 1e-5
+    model, inputs = hooked(2.0)
+    with pytest.raises(RewriteError, match=r"(?s)not prove Scaled.*twice the original's own distance"):
+        make_plan(model, [Scaled(1.001, ("transformer.ln_f",))], inputs).apply()
+
+
+def test_a_hook_that_writes_to_the_model_leaves_it_as_it_was() -> None:
+    model, inputs = gpt2()
+    norm, counts = model.transformer.ln_f, model.transformer.h[0].mlp.c_fc.bias
+
+    def count(module: nn.Module, args: Any, output: Any) -> None:
+        with torch.no_grad():
+            counts.add_(1.0)
+
+    norm.register_forward_hook(count)
+    before = Snapshot(model, inputs)
+    Baseline.of(model, inputs, Effect.EXACT, Anatomy())
+    before.assert_kept()
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-3), (torch.bfloat16, 1e-1)])
+def test_a_copy_that_computes_something_else_makes_no_tolerance(dtype: torch.dtype, share: float) -> None:
+    class Otherwise(nn.Linear):
+        """Another function in a wider dtype."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.dtype is dtype else -super().forward(x)
+
+    torch.manual_seed(0)
+    model, x = Otherwise(4, 4).to(dtype), torch.randn(3, 4, dtype=dtype)
+    baseline = Baseline.of(model, x, Effect.EXACT, Anatomy())
+    largest = float(model(x).detach().abs().max())
+    with torch.no_grad():
+        model.weight *= 1 + 2 * share
+        model.bias *= 1 + 2 * share
+    proof = baseline.compare(model, x)
+    assert proof.holds is False
+    assert proof.tolerance == pytest.approx(share * largest, rel=1e-2)
+    assert f"choice: {share:g} of the largest output" in proof.tolerance_source
+    assert "less than twice the original's own distance" in proof.tolerance_source
