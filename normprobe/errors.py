@@ -55,3 +55,8 @@ class RewriteError(NormprobeError):
 @final
 class SettingError(NormprobeError):
     """An option or setting has a value that normprobe does not know."""
+
+
+@final
+class CheckpointError(NormprobeError):
+    """A checkpoint cannot be read or written; what was there before is as it was."""

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"__main__"},
     {"cli"},
+    {"patching"},
     {"mending", "diffing", "sweeping", "verifying", "optimising"},
     {"probing"},
     {"inputs"},
@@ -33,8 +34,12 @@ RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 # The order inside a unit that has sub-packages, top to bottom.
 INNER = {"anatomy": ("build", "weights", "roles", "streams", "attention", "norm_sites", "flow")}
 # Units of their own, and what they may import.
-ASIDE = {"targets": {"inputs", "records", "errors", "version"}, "demo": set()}
-ABOVE_ASIDE = {"cli", "__main__"}
+ASIDE = {
+    "targets": {"checkpoints", "inputs", "records", "errors", "version"},
+    "checkpoints": {"errors", "version"},
+    "demo": set(),
+}
+ABOVE_ASIDE = {"cli", "__main__", "patching"}
 ROOT_UNIT = ""  # normprobe/__init__.py, which gathers the public names and may import anything
 TORCHLESS = {"cli", "__main__", "report", "checks", "records", "errors"}
 FILE_LINES, FUNCTION_LINES = 300, 30

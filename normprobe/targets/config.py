@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from normprobe.checkpoints.weights import read_json
 from normprobe.errors import TargetError
 from normprobe.targets.heads import builder
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.place import parse_dtype
 from normprobe.targets.quiet import quiet, seeded
-from normprobe.targets.weights import read_json
 
 
 def is_model_type(name: str) -> bool:

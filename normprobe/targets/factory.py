@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normprobe.checkpoints.names import listed
 from normprobe.errors import TargetError
-from normprobe.targets.names import listed
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.quiet import quiet, seeded
 

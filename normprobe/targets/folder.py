@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from normprobe.checkpoints.weights import find_weights
 from normprobe.errors import TargetError
 from normprobe.targets.config import build_config, read_config
 from normprobe.targets.heads import auto_with_code, model_class
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.pretrained import load_pretrained
 from normprobe.targets.tokenizers import read_tokenizer
-from normprobe.targets.weights import find_weights
 
 
 def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "folder") -> Built:

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from normprobe.checkpoints.weights import PICKLE, SAFE, SAFE_INDEX, read_json, shard_names
 from normprobe.errors import TargetError
 from normprobe.targets.config import check_fields, close_types, is_model_type
 from normprobe.targets.folder import load_folder
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.quiet import quiet
 from normprobe.targets.tokenizers import FILES
-from normprobe.targets.weights import PICKLE, SAFE, SAFE_INDEX, read_json, shard_names
 
 _FORMS = (
     "no model type of transformers has a name like it; a target may be a model type (gpt2, llama, …), a hub id "

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normprobe.checkpoints.names import plural
 from normprobe.errors import InputError
 from normprobe.inputs import capped, complete, inputs_from_config, row_length, takes_ids
-from normprobe.targets.names import plural
 from normprobe.targets.options import TargetOptions
 from normprobe.targets.quiet import quiet
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from normprobe.checkpoints.names import listed, plural
 from normprobe.errors import TargetError
-from normprobe.targets.names import listed, plural
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.place import parse_dtype
 from normprobe.targets.quiet import quiet, seeded

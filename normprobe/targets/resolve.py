@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from normprobe.checkpoints.names import listed, plural
+from normprobe.checkpoints.weights import PICKLE_SUFFIXES
 from normprobe.errors import InputError, TargetError
 from normprobe.records import Skipped, Target
 from normprobe.targets.config import build_config, default_config, is_model_type, read_config
@@ -18,10 +20,8 @@ from normprobe.targets.folder import load_folder
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, load_hub
 from normprobe.targets.inputs import make_inputs
-from normprobe.targets.names import listed, plural
 from normprobe.targets.options import Built, Loaded, TargetOptions
 from normprobe.targets.place import dtype_names, parse_device, parse_dtype, to_device_dtype
-from normprobe.targets.weights import PICKLE_SUFFIXES
 
 
 def resolve(name: str, options: TargetOptions | None = None) -> Loaded:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from normprobe.checkpoints.names import plural
 from normprobe.errors import TargetError
-from normprobe.targets.names import plural
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+INDEXES = (SAFE_INDEX, PICKLE_INDEX)
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LFS_POINTER = b"version https://git-lfs"
 
@@ -135,20 +136,20 @@ def _shards(index: Path) -> dict[str, set[str]]:
         raise TargetError(f"{index}: no shards named", expected="weight_map, an object of tensor: file")
     by_shard: dict[str, set[str]] = {}
     for key, name in weight_map.items():
-        if not isinstance(name, str) or not _inside(name):
+        if not isinstance(name, str) or not _inside(name, ".safetensors" if index.name == SAFE_INDEX else ".bin"):
             raise TargetError(
                 f"{index}: {key} is placed outside the folder",
-                expected="the name of a .safetensors file beside the index",
+                expected="the name of a weight file beside the index",
                 found=repr(name),
             )
         by_shard.setdefault(name, set()).add(key)
     return by_shard
 
 
-def _inside(name: str) -> bool:
+def _inside(name: str, suffix: str) -> bool:
     path = PurePosixPath(name.replace("\\", "/"))
     rooted = path.is_absolute() or name[1:2] == ":"
-    return not rooted and ".." not in path.parts and path.suffix == ".safetensors"
+    return not rooted and ".." not in path.parts and path.suffix == suffix
 
 
 def _pickled(path: Path, allow_pickle: bool) -> Weights:

@@ -1,0 +1,1 @@
+"""Checkpoint folders: their weights read lazily and written tensor by tensor, whole or not at all."""

@@ -1,0 +1,54 @@
+"""The files of a checkpoint folder beside its weights: tokeniser, templates, configurations, licence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".gguf",
+    ".onnx",
+    ".onnx_data",
+    ".ot",
+    ".tflite",
+    ".mlmodel",
+    ".pkl",
+    ".npz",
+    ".index.json",
+)
+HIDDEN = (".git", ".cache", ".locks")
+
+
+def carry(source: Path, out: Path, made: frozenset[str]) -> tuple[str, ...]:
+    """Copy every file of `source` to `out` that holds no weights and is not among those `made` already; links are
+    followed.
+
+    Returns:
+        The files that stay behind, since they hold weights as they were before.
+    """
+    left = []
+    for name in _files(source):
+        if name.endswith(WEIGHTS):
+            left.append(name)
+        elif name not in made:
+            place = out / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, place)
+    return tuple(left)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Paths of all files, relative to `folder`, in order."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(each for each in folders if each not in HIDDEN)
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(place, name), folder)

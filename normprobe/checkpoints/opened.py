@@ -1,0 +1,139 @@
+"""The weights of a checkpoint folder, mapped from the disk: reading them takes address space, not memory."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from normprobe.checkpoints.dtypes import name_of
+from normprobe.checkpoints.header import Header, read_header
+from normprobe.checkpoints.weights import INDEXES, Weights, find_weights, read_json, shard_names
+from normprobe.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Weights that are open.
+
+    Attributes:
+        folder: where they lie.
+        files: their files.
+        tensors: every tensor by its name; its values may be written to, which changes no file.
+        layout: the names of each file, in the order of their values.
+        dtypes: the dtype of each tensor as safetensors names it.
+        metadata: texts of the first file, such as {"format": "pt"}.
+        index: what the index of shards says besides the places; None where there is one file.
+        safe: False for a pickle.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, Tensor]
+    layout: Mapping[str, tuple[str, ...]]
+    dtypes: Mapping[str, str]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    index: Mapping[str, Any] | None = None
+    safe: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+@contextmanager
+def opened(folder: Path, *, allow_pickle: bool = False) -> Iterator[Opened]:
+    """The weights of `folder`, open until the end of the block.
+
+    Raises:
+        TargetError: a file is broken, missing, outside the folder, or a refused pickle.
+        CheckpointError: there are no weights, or a tensor is named twice.
+    """
+    found = find_weights(folder, allow_pickle)
+    if found is None:
+        names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8])
+        raise CheckpointError(f"{folder}: no weights to patch", expected="model.safetensors", found=names or "nothing")
+    with ExitStack() as stack:
+        yield _safe(folder, found, stack) if found.safe else _pickled(folder, found)
+
+
+def _safe(folder: Path, found: Weights, stack: ExitStack) -> Opened:
+    headers = {path: read_header(path) for path in found.files}
+    _check_once(headers)
+    tensors: dict[str, Tensor] = {}
+    for path, header in headers.items():
+        handle = stack.enter_context(safe_open(path, framework="pt"))
+        tensors |= {name: handle.get_tensor(name) for name in header.entries}
+    return Opened(
+        folder=folder,
+        files=found.files,
+        tensors=tensors,
+        layout={path.name: tuple(header.entries) for path, header in headers.items()},
+        dtypes={name: entry.dtype for header in headers.values() for name, entry in header.entries.items()},
+        metadata=headers[found.files[0]].metadata,
+        index=_index(folder),
+    )
+
+
+def _check_once(headers: Mapping[Path, Header]) -> None:
+    """No tensor may lie in two shards: which of them is meant?"""
+    where: dict[str, Path] = {}
+    for path, header in headers.items():
+        for name in header.entries:
+            if name in where:
+                found = f"{where[name].name} and {path.name}"
+                hint = "shards of different versions: download or save them again"
+                raise CheckpointError(f"{path.parent}: {name} is in two shards", found=found, hint=hint)
+            where[name] = path
+
+
+def _index(folder: Path) -> Mapping[str, Any] | None:
+    path = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    return {name: value for name, value in read_json(path).items() if name != "weight_map"}
+
+
+def _pickled(folder: Path, found: Weights) -> Opened:
+    """The tensors of pickles, which are read as tensors alone; each file becomes one of safetensors."""
+    path = found.files[0]
+    files = tuple(folder / name for name in shard_names(path)) if path.suffix == ".json" else found.files
+    tensors: dict[str, Tensor] = {}
+    layout: dict[str, tuple[str, ...]] = {}
+    for number, file in enumerate(files, 1):
+        held = _tensors(file)
+        tensors |= held
+        name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        layout[name] = tuple(held)
+    dtypes = {name: name_of(tensor.dtype) for name, tensor in tensors.items()}
+    return Opened(folder, files, tensors, layout, dtypes, {"format": "pt"}, _index(folder), safe=False)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError) as error:
+        expected = "a file of tensors that torch.save wrote, in the format of torch 1.6 or later"
+        raise CheckpointError(f"{path}: cannot be read", expected=expected, found=str(error)) from error
+    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise CheckpointError(f"{path}: no state dict", expected="tensors by name", found=type(values).__name__)
+    return values
+
+
+def source_hash(opened: Opened) -> str:
+    """SHA-256 over the weight files, in order."""
+    digest = hashlib.sha256()
+    for path in opened.files:
+        with path.open("rb") as stream:
+            while part := stream.read(1 << 23):
+                digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""One safetensors file written tensor by tensor, in any order, and checked by reading it back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from normprobe.checkpoints.dtypes import name_of
+from normprobe.checkpoints.header import Entry, Header, encoded, read_header
+from normprobe.errors import CheckpointError
+
+CHUNK = 1 << 23  # bytes written at a time
+
+Buffer: TypeAlias = "bytes | memoryview"
+Told = Callable[[int], object]  # is told of bytes that are done
+
+
+@final
+class ShardWriter:
+    """A new file of the size that its header says; `finish` when every tensor is in.
+
+    Args:
+        path: the file, which must not exist.
+        header: as `laid_out` gave it.
+
+    Raises:
+        OSError: the disk has no room for the whole file, or refuses.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path, self.header = path, header
+        self.sums: dict[str, int] = {}
+        self._file = path.open("xb", buffering=0)
+        try:
+            _reserve(self._file.fileno(), header.size + header.values)
+            self._write(encoded(header.entries, header.metadata), 0, header.size)
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, name: str, tensor: Tensor, told: Told = lambda done: None) -> None:
+        """Write the values of `tensor`, of the dtype and shape that the header says.
+
+        Raises:
+            CheckpointError: it has another dtype or shape, or is written already.
+        """
+        entry = self.header.entries[name]
+        expected, found = (entry.dtype, entry.shape), (name_of(tensor.dtype), tuple(tensor.shape))
+        if found != expected:
+            raise CheckpointError(f"{self.path}: cannot write {name}", expected=str(expected), found=str(found))
+        self.put_bytes(name, parts_of(bytes_of(tensor)), told)
+
+    def put_bytes(self, name: str, parts: Iterable[Buffer], told: Told = lambda done: None) -> None:
+        """Write values part by part, as they lie in another file.
+
+        Raises:
+            CheckpointError: their number is another one, or the tensor is written already.
+        """
+        entry, total, done = self.header.entries[name], 0, 0
+        if name in self.sums:
+            raise CheckpointError(f"{self.path}: {name} is written already")
+        for part in parts:
+            self._write(part, self.header.size + entry.start + done, entry.nbytes - done)
+            total, done = zlib.crc32(part, total), done + len(part)
+            told(len(part))
+        if done != entry.nbytes:
+            expected, found = f"{entry.nbytes} bytes", f"{done} or more"
+            raise CheckpointError(f"{self.path}: cannot write {name}", expected=expected, found=found)
+        self.sums[name] = total
+
+    def finish(self) -> None:
+        """Wait until the disk has it all.
+
+        Raises:
+            CheckpointError: a tensor was not written.
+        """
+        missing = [name for name in self.header.entries if name not in self.sums]
+        if missing:
+            raise CheckpointError(f"{self.path}: not all tensors were written", found=f"none for {missing[0]}")
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; a second time does nothing."""
+        self._file.close()
+
+    def _write(self, values: Buffer, place: int, room: int) -> None:
+        """Nothing beyond `room`, where the next tensor begins."""
+        self._file.seek(place)
+        rest = memoryview(values)[:room]
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
+
+
+def read_back(writer: ShardWriter, told: Told = lambda done: None) -> dict[str, str]:
+    """SHA-256 of every tensor of a finished file, after a look whether it holds what was written.
+
+    Raises:
+        CheckpointError: names, dtypes, shapes or values are others.
+    """
+    header = read_header(writer.path)
+    if dict(header.entries) != dict(writer.header.entries) or dict(header.metadata) != dict(writer.header.metadata):
+        raise CheckpointError(f"{writer.path}: read back with another header", hint="the disk may be failing")
+    hashes = {}
+    with writer.path.open("rb") as stream:
+        for name, entry in header.entries.items():
+            total, digest = 0, hashlib.sha256()
+            for part in parts_in(stream, header, entry):
+                total = zlib.crc32(part, total)
+                digest.update(part)
+                told(len(part))
+            if total != writer.sums[name]:
+                what = f"{writer.path}: {name} reads back as other values"
+                raise CheckpointError(what, hint="the disk may be failing")
+            hashes[name] = digest.hexdigest()
+    return hashes
+
+
+def parts_in(stream: BinaryIO, header: Header, entry: Entry) -> Iterator[bytes]:
+    """The values of one tensor of an open file, part by part."""
+    for start in range(entry.start, entry.end, CHUNK):
+        stream.seek(header.size + start)
+        yield stream.read(min(CHUNK, entry.end - start))
+
+
+def parts_of(values: Buffer) -> Iterator[Buffer]:
+    """Values in memory, part by part."""
+    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The values of a tensor of any dtype and shape, as they lie in memory."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _reserve(file: int, size: int) -> None:
+    """Take the room for the whole file now, where the system can, so that a full disk shows before the work."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)

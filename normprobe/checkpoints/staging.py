@@ -1,0 +1,181 @@
+"""A folder that appears whole or not at all.
+
+It is filled under a hidden name beside its place, flushed to the disk, then renamed. Where it takes the place of
+another folder, that one is renamed to a hidden backup first and removed last. Whatever moment the process dies at,
+`recover` finds what it left by these two names, and puts the backup back where the new folder never came in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from normprobe.errors import CheckpointError
+
+try:
+    import fcntl
+
+    LOCKS = True
+except ImportError:
+    LOCKS = False  # this system has none: a run that goes on is not told from a leftover
+
+
+def part_of(out: Path) -> Path:
+    """Where the folder `out` is filled."""
+    return out.with_name(f".{out.name}.normprobe-part")
+
+
+def backup_of(out: Path) -> Path:
+    """Where the folder that `out` replaces waits until the new one is in."""
+    return out.with_name(f".{out.name}.normprobe-backup")
+
+
+def check_place(out: Path, source: Path | None, *, overwrite: bool) -> None:
+    """Say before the work that `out` cannot be made.
+
+    Args:
+        out: the new folder.
+        source: the folder that is read, which stays.
+        overwrite: whether `out` may take the place of a folder.
+
+    Raises:
+        CheckpointError: it exists and may not be replaced, is a link, is no folder, is the source, lies in it or holds
+            it, or its parent is missing or cannot be written to.
+    """
+    if out.is_symlink():
+        why = f"{out} is a link to {os.readlink(out)}"
+        raise CheckpointError(why, expected="a place of its own", hint="name the folder itself")
+    real = Path(os.path.realpath(out))
+    if source is not None:
+        _check_apart(real, Path(os.path.realpath(source)), out)
+    if out.exists():
+        if not out.is_dir():
+            raise CheckpointError(f"{out} is a file", expected="a new folder", hint="another name")
+        if not overwrite:
+            raise CheckpointError(f"{out} exists", expected="a new folder", hint="another name, or --overwrite")
+    if not real.parent.is_dir():
+        hint = f"mkdir -p {out.parent}"
+        raise CheckpointError(f"{out} cannot be made: no folder {out.parent}", expected="an existing parent", hint=hint)
+    if not os.access(real.parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{out} cannot be made: {out.parent} is read-only", hint="another place, or its rights")
+
+
+def _check_apart(out: Path, source: Path, named: Path) -> None:
+    folder = source if source.is_dir() else source.parent
+    if out in (source, folder):
+        raise CheckpointError(f"{named} is the checkpoint itself", expected="another folder", hint="another name")
+    if folder in out.parents or out in folder.parents:
+        what = "lies in the checkpoint" if folder in out.parents else "holds the checkpoint"
+        raise CheckpointError(f"{named} {what} ({folder})", expected="a folder beside it", hint="another name")
+
+
+def recover(out: Path) -> tuple[str, ...]:
+    """Put right what a run that was killed left beside `out`, and say what that was.
+
+    Raises:
+        CheckpointError: another run that still goes on is filling it.
+    """
+    told, part, backup = [], part_of(out), backup_of(out)
+    if part.is_dir():
+        with _locked(part, out):
+            shutil.rmtree(part)
+        told.append(f"removed {part}, the unfinished folder of a run that was stopped")
+    if backup.is_dir() and out.exists():
+        shutil.rmtree(backup)
+        told.append(f"removed {backup}: the folder that replaced it is in place")
+    elif backup.is_dir():
+        backup.rename(out)
+        told.append(f"moved {backup} back to {out}: a run was stopped before its new folder was in place")
+    return tuple(told)
+
+
+@contextmanager
+def staged(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` at the end of the block; after an error there is nothing left of it.
+
+    Raises:
+        CheckpointError: the disk is full or refuses, or somebody else made `out` meanwhile.
+    """
+    part = part_of(out)
+    try:
+        part.mkdir()
+        with _locked(part, out):
+            try:
+                yield part
+                _flush(part)
+                _move_in(part, out, overwrite=overwrite)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise refusal(out, error) from error
+
+
+def refusal(out: Path, error: OSError) -> CheckpointError:
+    """What the system said, as an error about `out`."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "make room, or name a place on another disk" if full else "another place"
+    what = "the disk is full" if full else f"{error.strerror or error} ({error.filename or out})"
+    return CheckpointError(f"{out} was not made, nothing is left of it", found=what, hint=hint)
+
+
+def _move_in(part: Path, out: Path, *, overwrite: bool) -> None:
+    replaced = out.exists()
+    if replaced and not overwrite:
+        raise CheckpointError(f"{out} was made by somebody else meanwhile", hint="another name, or --overwrite")
+    backup = backup_of(out)
+    if replaced:
+        out.rename(backup)
+    try:
+        part.rename(out)
+    except BaseException:
+        if replaced:
+            backup.rename(out)
+        raise
+    _flush_folder(out.parent)
+    if replaced:
+        shutil.rmtree(backup)
+
+
+def _flush(folder: Path) -> None:
+    """Wait until the disk has every file of `folder`, and the folders themselves."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(place, name), "rb") as stream:
+                os.fsync(stream.fileno())
+        _flush_folder(Path(place))
+
+
+def _flush_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # elsewhere a folder cannot be opened
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(part: Path, out: Path) -> Iterator[None]:
+    """Hold the lock on `part` that tells a run that goes on from one that was killed."""
+    if not LOCKS:
+        yield
+        return
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        _lock(descriptor, out)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CheckpointError(f"{out} is being made by another run", hint="wait for it, or another name") from error
