@@ -53,36 +53,45 @@ class Layer(_Module):
         return (_blank, kind.__bases__, *made[2:])
 
 
-_made: dict[tuple[type, type], type[nn.Module]] = {}
+_classes: dict[tuple[type, type], type[nn.Module]] = {}
 
 
-def _over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
+def over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
     """`base` with `layer` over it, the same class every time; its name stays if it is right: some tools go by it."""
-    if (layer, base) not in _made:
+    if (layer, base) not in _classes:
         named = {"__qualname__": layer.normprobe_name or base.__qualname__}
         body = {"__module__": base.__module__, "__doc__": base.__doc__, **named}
         metaclass: Callable[..., type[nn.Module]] = type(base)
-        _made[layer, base] = metaclass(layer.normprobe_name or base.__name__, (layer, base), body)
-    return _made[layer, base]
+        _classes[layer, base] = metaclass(layer.normprobe_name or base.__name__, (layer, base), body)
+    return _classes[layer, base]
 
 
 def _with(kind: type[nn.Module], layer: type[Layer]) -> type[nn.Module]:
     """`kind` with `layer` over it, below layers that come last."""
     top = _layer(kind)
     if top is None or layer.LAST or not top.LAST:
-        return _over(layer, kind)
-    return _over(top, _with(kind.__bases__[1], layer))
+        return over(layer, kind)
+    return over(top, _with(kind.__bases__[1], layer))
 
 
 def _blank(layer: type[Layer], base: type[nn.Module]) -> nn.Module:
-    made: nn.Module = object.__new__(_over(layer, base))
+    made: nn.Module = object.__new__(over(layer, base))
     return made
 
 
 def _layer(kind: type) -> type[Layer] | None:
-    """The uppermost layer of a class made by `_over`, else None."""
+    """The uppermost layer of a class made by `over`, else None."""
     first = kind.__bases__[0]
     return first if len(kind.__bases__) == 2 and issubclass(first, Layer) else None
+
+
+def layers_over(kind: type[nn.Module]) -> tuple[tuple[type[Layer], ...], type[nn.Module]]:
+    """The layers of a class, lowest first, and the class below them."""
+    top = _layer(kind)
+    if top is None:
+        return (), kind
+    lower, base = layers_over(kind.__bases__[1])
+    return (*lower, top), base
 
 
 def _without(kind: type, layer: type[Layer]) -> type[nn.Module]:
@@ -91,7 +100,7 @@ def _without(kind: type, layer: type[Layer]) -> type[nn.Module]:
     if top is None:
         raise LookupError
     below: type[nn.Module] = kind.__bases__[1]
-    return below if top is layer else _over(top, _without(below, layer))
+    return below if top is layer else over(top, _without(below, layer))
 
 
 def has_layer(module: nn.Module, layer: type[Layer]) -> bool:

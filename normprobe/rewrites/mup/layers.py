@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from torch import Tensor, nn
@@ -11,12 +12,21 @@ from normprobe.rewrites.at_boundary import AtInput
 from normprobe.rewrites.swap import Layer, has_layer, lay
 
 
+@dataclass(frozen=True)
+class Base:
+    """Where a model was carried from: features that the readout reads there, features of a head, seed of the values."""
+
+    width: int
+    head_dim: int | None
+    seed: int
+
+
 @final
 class DividedInput(AtInput):
     """Multiplies what the readout reads by base width / width, so that its bias is left alone."""
 
     NOTE, KEY = "its input times base width / width (normprobe)", "_mup_argument"
-    HELD: ClassVar[str] = "_mup_held"  # the factor, and what the widths were at the base
+    HELD: ClassVar[str] = "_mup_held"  # the factor, and the base
 
     def normprobe_act(self, stream: Tensor) -> Tensor:
         """What is read, scaled, in its own dtype."""
@@ -42,9 +52,9 @@ def without_factor(module: nn.Module, output: Tensor) -> Tensor:
     return output / module.get_buffer(ScaledQueries.KEY) if has_layer(module, ScaledQueries) else output
 
 
-def divide_input(module: nn.Module, path: str, factor: float, held: Any, name: str, undo: ExitStack) -> None:
-    """Multiply the first argument, called `name`, of the readout at `path`; `held` is what the layer remembers."""
-    for key, value in ((DividedInput.HELD, (factor, held)), (DividedInput.KEY, (0, name))):
+def divide_input(module: nn.Module, path: str, factor: float, base: Base, name: str, undo: ExitStack) -> None:
+    """Multiply the first argument, called `name`, of the readout at `path`; the layer remembers the base."""
+    for key, value in ((DividedInput.HELD, (factor, base)), (DividedInput.KEY, (0, name))):
         undo.callback(module.__dict__.pop, key, None)
         module.__dict__[key] = value
     lay(module, DividedInput, path, undo)

@@ -17,7 +17,7 @@ from normprobe.records import Anatomy, AttentionSite, Declared
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, module_at
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.initialise.rewrite import Written, written_site
-from normprobe.rewrites.mup.layers import DividedInput, divide_input, scale_queries
+from normprobe.rewrites.mup.layers import Base, DividedInput, divide_input, scale_queries
 from normprobe.rewrites.mup.place import Place
 from normprobe.rewrites.mup.read import head_weight, places, width_of
 from normprobe.rewrites.qk.fitness import projection, why_not
@@ -170,7 +170,8 @@ class MuP(Rewrite):
         """Lay a multiplier over a module, or write fresh values in place."""
         module, detail = module_at(model, site.path), site.detail
         if isinstance(detail, _Readout):
-            divide_input(module, site.path, detail.factor, self, detail.argument, undo)
+            base = Base(self.base_width, self.base_head_dim, self.seed)
+            divide_input(module, site.path, detail.factor, base, detail.argument, undo)
         elif isinstance(detail, _Queries):
             weight = model.get_parameter(detail.parameter)
             factors = torch.ones(weight.shape[detail.axis], dtype=weight.dtype, device=weight.device)
@@ -269,8 +270,8 @@ def carried(model: nn.Module) -> MuP | None:
     """The rewrite that a model carries; None where MuP has not rewritten it."""
     for module in model.modules():
         if has_layer(module, DividedInput):
-            held: MuP = module.__dict__[DividedInput.HELD][1]
-            return held
+            base: Base = module.__dict__[DividedInput.HELD][1]
+            return MuP(base.width, base.head_dim, base.seed)
     return None
 
 

@@ -16,7 +16,7 @@ from normprobe.rewrites.boundary import Boundaries, Boundary
 from normprobe.rewrites.norms.made import KINDS, Made, build, wanted
 from normprobe.rewrites.swap import why_not
 
-_CHILD = "final_norm"
+FINAL_NORM = "final_norm"
 
 
 @final
@@ -28,7 +28,7 @@ class NormedInput(AtInput):
 
     def normprobe_act(self, stream: Tensor) -> Tensor:
         """The stream, normed."""
-        normed: Tensor = self.get_submodule(_CHILD)(stream)
+        normed: Tensor = self.get_submodule(FINAL_NORM)(stream)
         return normed
 
 
@@ -40,7 +40,7 @@ class NormedOutput(AtOutput):
 
     def normprobe_act(self, stream: Tensor) -> Tensor:
         """The stream, normed."""
-        normed: Tensor = self.get_submodule(_CHILD)(stream)
+        normed: Tensor = self.get_submodule(FINAL_NORM)(stream)
         return normed
 
 
@@ -111,7 +111,7 @@ class AddFinalNorm(Rewrite):
                 f"{stream.branches[-1].path}, or by modules that run several times"
             )
         module = module_at(survey.model, boundary.path)
-        taken = why_not(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
+        taken = why_not(module) or (f"it has a child {FINAL_NORM} already" if hasattr(module, FINAL_NORM) else None)
         if taken is not None:
             return f"its boundary {boundary.path} cannot be changed: {taken}"
         return _site(stream, _Detail(stream.name, boundary, made))
@@ -120,21 +120,21 @@ class AddFinalNorm(Rewrite):
         """Register the norm and lay the layer that calls it over the boundary's class."""
         detail: _Detail = site.detail
         module = module_at(model, site.path)
-        why = why_not(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
+        why = why_not(module) or (f"it has a child {FINAL_NORM} already" if hasattr(module, FINAL_NORM) else None)
         if why is not None:
             raise RewriteError(
                 f"AddFinalNorm cannot change {site.path}", expected="the module as it was planned", found=why
             )
         norm = build(model, detail.made).train(module.training)
-        undo.callback(module._modules.pop, _CHILD, None)
-        module.add_module(_CHILD, norm)
+        undo.callback(module._modules.pop, FINAL_NORM, None)
+        module.add_module(FINAL_NORM, norm)
         lay_at(detail.boundary, (NormedInput, NormedOutput), module, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every stream of a site reads as having this final norm."""
         finals = {stream.name: stream.final_norm for stream in anatomy.streams}
         for site in sites:
-            wanted, found = full_name(site.path, _CHILD), finals.get(site.detail.stream)
+            wanted, found = full_name(site.path, FINAL_NORM), finals.get(site.detail.stream)
             if found != wanted:
                 raise RewriteError(
                     f"AddFinalNorm did not take hold on the stream {site.detail.stream}",
@@ -150,5 +150,5 @@ def _site(stream: Stream, detail: _Detail) -> Site:
     if boundary.side == "output" and stream.raw_readers:
         change += f"; {', '.join(stream.raw_readers)} will get it normed too"
     names = [name for name, _ in build(None, detail.made).named_parameters()]
-    added = tuple(full_name(boundary.path, f"{_CHILD}.{name}") for name in names)
+    added = tuple(full_name(boundary.path, f"{FINAL_NORM}.{name}") for name in names)
     return Site(boundary.path, change, added=added, detail=detail)

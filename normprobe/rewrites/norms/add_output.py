@@ -22,7 +22,7 @@ from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
 
 Start = Literal["unit", "calibrated"]
-_CHILD = "output_norm"
+OUTPUT_NORM = "output_norm"
 
 
 @final
@@ -33,7 +33,7 @@ class NormedWrite(AtOutput):
 
     def normprobe_act(self, stream: Tensor) -> Tensor:
         """The write, normed."""
-        normed: Tensor = self.get_submodule(_CHILD)(stream)
+        normed: Tensor = self.get_submodule(OUTPUT_NORM)(stream)
         return normed
 
 
@@ -98,15 +98,15 @@ class AddOutputNorms(ChosenRewrite):
         """Register the norm and lay the layer that calls it over the module that writes."""
         module = module_at(model, site.path)
         norm = build(model, site.detail.made).train(module.training)
-        undo.callback(module._modules.pop, _CHILD, None)
-        module.add_module(_CHILD, norm)
+        undo.callback(module._modules.pop, OUTPUT_NORM, None)
+        module.add_module(OUTPUT_NORM, norm)
         lay(module, NormedWrite, site.path, undo)
 
     def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
         """Set calibrated gains to the RMS of what comes to each norm."""
         if self.start == "unit":
             return
-        norms = {site.path: module_at(model, full_name(site.path, _CHILD)) for site in sites}
+        norms = {site.path: module_at(model, full_name(site.path, OUTPUT_NORM)) for site in sites}
         for path, rms in _rms(model, norms, inputs).items():
             gain = getattr(norms[path], "weight", None)
             if gain is not None:
@@ -117,7 +117,7 @@ class AddOutputNorms(ChosenRewrite):
         """Check that every branch reads as ending in its norm."""
         for site in sites:
             i, j = site.detail.place
-            promised = full_name(site.path, _CHILD)
+            promised = full_name(site.path, OUTPUT_NORM)
             branches = anatomy.streams[i].branches if i < len(anatomy.streams) else ()
             found = branches[j].output_norm if j < len(branches) else None
             if found != promised:
@@ -132,11 +132,11 @@ def _site(survey: Survey, boundaries: Boundaries, stream: Stream, branch: Branch
     if writer is None:
         return "no module returns what is added, and nothing but the add: there is no place for a norm"
     module = module_at(survey.model, writer)
-    taken = class_stays(module) or (f"it has a child {_CHILD} already" if hasattr(module, _CHILD) else None)
+    taken = class_stays(module) or (f"it has a child {OUTPUT_NORM} already" if hasattr(module, OUTPUT_NORM) else None)
     if taken is not None:
         return f"{writer} cannot be changed: {taken}"
     names = [name for name, _ in build(None, detail.made).named_parameters()]
-    added = tuple(full_name(writer, f"{_CHILD}.{name}") for name in names)
+    added = tuple(full_name(writer, f"{OUTPUT_NORM}.{name}") for name in names)
     return Site(writer, f"{detail.made} on what it writes to {stream.name}", added=added, detail=detail)
 
 

@@ -21,12 +21,12 @@ class NormedRows(nn.Module):
 
     def forward(self, length: Tensor, direction: Tensor) -> Tensor:
         """The weight."""
-        norm = _wide(direction).square().sum(self.axes, keepdim=True).sqrt().to(direction.dtype)
+        norm = _floating(direction).square().sum(self.axes, keepdim=True).sqrt().to(direction.dtype)
         return direction * (length / norm)  # the very weight that it was made from, as long as nothing moved
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Length and direction of a weight."""
-        return _wide(weight).square().sum(self.axes, keepdim=True).sqrt().to(weight.dtype), weight
+        return _floating(weight).square().sum(self.axes, keepdim=True).sqrt().to(weight.dtype), weight
 
 
 @final
@@ -44,14 +44,14 @@ class StandardisedRows(nn.Module):
 
     def forward(self, gain: Tensor, source: Tensor) -> Tensor:
         """The weight."""
-        centred = _wide(source) - _wide(source).mean(self.axes, keepdim=True)
+        centred = _floating(source) - _floating(source).mean(self.axes, keepdim=True)
         return gain * (centred * torch.rsqrt(centred.square().sum(self.axes, keepdim=True) + self.eps)).to(source.dtype)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gain and source of a weight."""
-        centred = _wide(weight) - _wide(weight).mean(self.axes, keepdim=True)
+        centred = _floating(weight) - _floating(weight).mean(self.axes, keepdim=True)
         return (centred.square().sum(self.axes, keepdim=True) + self.eps).sqrt().to(weight.dtype), weight
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _floating(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,118 @@
+"""The class of a patched model: one of this package, and the text of a file that has it without this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from normprobe.errors import CheckpointError
+from normprobe.patching.structure.bundle import bundle
+from normprobe.patching.structure.kinds import KINDS, OWN, TORCH
+from normprobe.patching.structure.restore import Restored
+from normprobe.version import __version__
+
+MODULE = "modeling_normprobe"
+FIELD = "normprobe"  # of the configuration: {"base": name of the class below, "changes": […], "version": …}
+PREFIX = "Patched"
+
+
+@cache
+def patched(base: type[Any]) -> type[Any]:
+    """`base`, a model class of transformers, built with the changes of its configuration; it saves all that is needed
+    to load it again."""
+
+    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        out = super(made, self).save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_modelling(Path(save_directory), base, self.config.normprobe["changes"])
+        return out
+
+    body = {"normprobe_kinds": KINDS, "save_pretrained": save_pretrained, "__module__": __name__}
+    made: type[Any] = type(PREFIX + base.__name__, (Restored, base), body)
+    return made
+
+
+def base_of(model: nn.Module) -> type[Any]:
+    """The class of transformers that `model` is built by.
+
+    Raises:
+        CheckpointError: it is none of transformers' own, so that no other program has it.
+    """
+    import transformers
+
+    for kind in type(model).__mro__:
+        name = kind.__name__.partition("[")[0]
+        if getattr(transformers, name, None) is kind and kind.__module__.startswith("transformers.models."):
+            return kind
+    raise CheckpointError(
+        f"{type(model).__name__} is no model class of transformers",
+        expected="a class that transformers has, since what is added has to be built on it",
+        hint="normprobe.rewrite changes it in place; or patch what needs no code",
+    )
+
+
+def auto_map(base: type[Any]) -> dict[str, str]:
+    """What `config.auto_map` says: each automatic class of transformers that would build `base` builds the patched one.
+
+    Raises:
+        CheckpointError: none would.
+    """
+    import transformers
+
+    named, found = f"{MODULE}.{PREFIX}{base.__name__}", {}
+    for name in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
+        mapping = getattr(getattr(transformers, name), "_model_mapping", {})
+        chosen = mapping[base.config_class] if base.config_class in mapping else ()
+        if base in (chosen if isinstance(chosen, tuple | list) else (chosen,)):
+            found[name] = named
+    if not found:
+        raise CheckpointError(f"{base.__name__} belongs to no automatic class", expected="AutoModelForCausalLM, say")
+    return found
+
+
+def write_modelling(folder: Path, base: type[Any], changes: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file into a folder that is not yet anybody's."""
+    (folder / f"{MODULE}.py").write_text(text_of(base, changes), encoding="utf-8")
+
+
+def text_of(base: type[Any], changes: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a file with the patched class and the classes that `changes` name."""
+    kinds = [kind for kind in OWN if kind.__name__ in _named(changes)]
+    torch = [kind for kind in TORCH if kind.__name__ in _named(changes)]
+    rows = [f'    "{kind.__name__}": {kind.__name__},' for kind in kinds]
+    rows += [f'    "{kind.__name__}": nn.{kind.__name__},' for kind in torch]
+    name = PREFIX + base.__name__
+    return "\n".join(
+        (
+            f'"""{base.__name__} with the changes that config.json lists under "{FIELD}".',
+            "",
+            f"Written by normprobe {__version__}; it needs torch and transformers alone. Load it with",
+            "`from_pretrained(folder, trust_remote_code=True)`, or without running this file by `normprobe.load(folder)`.",
+            '"""',
+            "",
+            bundle([*kinds, Restored]).replace("\nimport torch\n", "\nimport torch\nimport transformers\n", 1),
+            "",
+            "KINDS = {",
+            *rows,
+            "}",
+            "",
+            "",
+            f"class {name}(Restored, transformers.{base.__name__}):",
+            f'    """{base.__name__}, built with the changes of its configuration."""',
+            "",
+            "    normprobe_kinds = KINDS",
+            "",
+        )
+    )
+
+
+def _named(value: Any) -> set[str]:
+    """Every text among plain values."""
+    if isinstance(value, str):
+        return {value}
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return {name for part in parts for name in _named(part)}
