@@ -133,7 +133,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Assign):
-        yield from (each.id for each in statement.targets if isinstance(each, ast.Name))
+        yield from (each.id for target in statement.targets for each in ast.walk(target) if isinstance(each, ast.Name))
     elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         yield statement.target.id
     elif isinstance(statement, ast.If | ast.Try):

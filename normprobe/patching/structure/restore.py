@@ -11,6 +11,7 @@ A change is the record of one module, with these keys where they apply:
     gone         names of attributes, parameters and buffers that it no longer has
     parameters   name: [shape, dtype, number] of parameters that it did not have, or has apart now; they hold the
                  number until values are loaded
+    absent       names of parameters that the class knows and this module has not
     buffers      name: [shape, dtype, numbers or null]; with numbers it is none of the saved state
     computed     name: [dtype, {"kind": …, "values": …}, …]: weights computed by torch's parametrisation
 """
@@ -116,6 +117,7 @@ def _change(module: nn.Module, change: Mapping[str, Any], kinds: Mapping[str, ty
     for name, (shape, dtype, number) in change.get("parameters", {}).items():
         filled = torch.full(shape, number, dtype=getattr(torch, dtype))
         module._parameters[name] = nn.Parameter(filled, requires_grad=filled.is_floating_point())
+    module._parameters.update(dict.fromkeys(change.get("absent", ())))
     for name, (shape, dtype, values) in change.get("buffers", {}).items():
         kind = getattr(torch, dtype)
         buffer = torch.zeros(shape, dtype=kind) if values is None else torch.tensor(values, dtype=kind).reshape(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -125,17 +125,23 @@ class _Changes:
         """A module that was elsewhere, or is new."""
         if id(part.module) in self.places:
             return {"from": self.places[id(part.module)]}
-        if part.kind not in (*MODULES, *TORCH):
-            expected = ", ".join(kind.__name__ for kind in (*MODULES, *TORCH))
-            raise CheckpointError(
-                f"{path or 'the model'} cannot be written down", expected=expected, found=str(part.kind)
-            )
-        return {"module": self._made(path, part.module)}
+        layers, kind = layers_over(part.kind)
+        if kind not in (*MODULES, *TORCH):
+            what = f"{path or 'the model'} has become a module that cannot be written down"
+            raise CheckpointError(what, expected=", ".join(k.__name__ for k in (*MODULES, *TORCH)), found=str(kind))
+        kept = {k: v for k, v in vars(part.module).items() if k not in _HELD}
+        row: dict[str, Any] = {"module": self._made(path, kind, kept)}
+        return row | self._layers(path, layers)
 
-    def _made(self, path: str, module: nn.Module) -> dict[str, Any]:
-        kept = {k: v for k, v in vars(module).items() if k not in _HELD}
-        values = {k: self.encoder.encoded(v, f"{path}.{k}") for k, v in kept.items()}
-        return {"kind": type(module).__name__, "values": values}
+    def _made(self, path: str, kind: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kind": kind.__name__, "values": {k: self.encoder.encoded(v, f"{path}.{k}") for k, v in values.items()}}
+
+    def _layers(self, path: str, layers: Sequence[type[Any]]) -> dict[str, Any]:
+        names = [layer.__name__ for layer in layers]
+        unknown = [name for name in names if name not in KINDS]
+        if unknown:
+            raise CheckpointError(f"{path} has a layer that cannot be written down", found=unknown[0])
+        return {"layers": names} if names else {}
 
     def _check_as_it_was(self, path: str, part: _Part) -> None:
         had = self.before[self.places[id(part.module)]]
@@ -168,12 +174,7 @@ class _Changes:
             if below not in TORCH:
                 raise CheckpointError(f"{path} has another class, which cannot be written down", found=str(part.kind))
             row["class"] = below.__name__
-        if after[len(before) :]:
-            row["layers"] = [layer.__name__ for layer in after[len(before) :]]
-            unknown = [name for name in row["layers"] if name not in KINDS]
-            if unknown:
-                raise CheckpointError(f"{path} has a layer that cannot be written down", found=unknown[0])
-        return row
+        return row | self._layers(path, after[len(before) :])
 
     def _tensors(self, part: _Part, had: _Part | None) -> dict[str, Any]:
         """Parameters and buffers that are new, of another shape, or no longer another module's too."""
@@ -182,6 +183,8 @@ class _Changes:
         apart = [] if had is None else sorted(had.tied - part.tied & part.parameters.keys())
         if parameters := {n: [*_form(p := module.get_parameter(n)), _number(p)] for n in (*fresh, *apart)}:
             row["parameters"] = parameters
+        if had is None and (absent := sorted(n for n, p in module._parameters.items() if p is None)):
+            row["absent"] = absent
         if buffers := {n: self._buffer(module, n) for n in part.buffers - (had.buffers if had else frozenset())}:
             row["buffers"] = buffers
         return row
@@ -192,7 +195,9 @@ class _Changes:
         return [*_form(buffer), None if saved else buffer.double().flatten().tolist()]
 
     def _forms(self, path: str, module: nn.Module, name: str) -> list[Any]:
-        return [self._made(f"{path}.{name}", form) for form in _computed(module)[name].children()]
+        forms = _computed(module)[name].children()
+        kept = [(form, {k: v for k, v in vars(form).items() if k not in _HELD}) for form in forms]
+        return [self._made(f"{path}.{name}", type(form), values) for form, values in kept]
 
 
 def _number(parameter: Tensor) -> float:

@@ -1,0 +1,183 @@
+"""What rewrites change is written down and put into a fresh model, by this package and by the file that stands alone."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks.rewriting import SETTINGS
+from normprobe.capture.invoke import invoke
+from normprobe.capture.outputs import named_tensors
+from normprobe.errors import CheckpointError, NormprobeError
+from normprobe.patching.structure.bundle import bundle
+from normprobe.patching.structure.kinds import KINDS, LAYERS, OWN
+from normprobe.patching.structure.modelling import text_of
+from normprobe.patching.structure.restore import decoded, restore
+from normprobe.patching.structure.snapshot import Structure
+from normprobe.patching.structure.values import Encoder
+from normprobe.rewrites import Plan, Rewrite, make_plan
+from normprobe.rewrites.at_add import Link
+from normprobe.rewrites.swap import Layer, lay
+from tests.faults.architectures import BUILDS
+
+MODELS = ("gpt2", "gemma3", "cohere", "pictures", "free", "bert")
+
+
+def described(rewrite: Rewrite) -> str:
+    return str(rewrite.to_dict())
+
+
+def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan | None:
+    """The plan, applied; None where it does not apply."""
+    try:
+        return make_plan(model, [rewrite], inputs).apply()
+    except NormprobeError:
+        return None
+
+
+def outputs(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [tensor for _, tensor in named_tensors(invoke(model, inputs))]
+
+
+def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The file that stands alone, with everything that a rewrite puts into a model."""
+    path = tmp_path_factory.mktemp("alone") / "standing_alone.py"
+    path.write_text(bundle([*OWN, restore]), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("standing_alone", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["standing_alone"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["standing_alone"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_rewrite_is_written_down_and_restored(name: str, alone: ModuleType) -> None:
+    built, inputs = BUILDS[name]()
+    built = built.eval()
+    kinds = {kind: getattr(alone, kind, value) for kind, value in KINDS.items()}
+    count = 0
+    for rewrite in SETTINGS:
+        model, fresh = copy.deepcopy(built), copy.deepcopy(built)
+        before = Structure.of(model)
+        plan = applied(model, inputs, rewrite)
+        if plan is None:
+            continue
+        count += 1
+        changes = json.loads(json.dumps(before.changes(model)))
+        other = copy.deepcopy(fresh)
+        for twin, by, known in ((fresh, restore, KINDS), (other, alone.restore, kinds)):
+            by(twin, changes, known)
+            twin.load_state_dict(model.state_dict(), strict=True)
+            assert equal(outputs(twin, inputs), outputs(model, inputs)), described(rewrite)
+            assert Structure.of(twin).parts.keys() == Structure.of(model).parts.keys(), described(rewrite)
+        plan.undo()
+        assert before.changes(model) == [], described(rewrite)
+    assert count >= 3
+
+
+def test_the_file_imports_nothing_of_this_package(tmp_path: Path) -> None:
+    path = tmp_path / "standing_alone.py"
+    path.write_text(bundle([*OWN, restore]), encoding="utf-8")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import standing_alone; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert [name for name in run.stdout.split() if name.partition(".")[0] == "normprobe"] == []
+
+
+def test_every_layer_has_a_name_in_changes() -> None:
+    def below(kind: type[Any]) -> Iterator[type[Any]]:
+        for each in kind.__subclasses__():
+            yield each
+            yield from below(each)
+
+    laid = [k for k in below(Layer) if k.__module__.startswith("normprobe.") and "NOTE" in k.__dict__]
+    made = [k for k in laid if not issubclass(k, nn.Module)]
+    assert {kind.__name__ for kind in made} == {kind.__name__ for kind in LAYERS}
+
+
+def test_two_things_of_one_name_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="two things are called HeadNorm"):
+        bundle([_Named("tests.rewrites.cases", "HeadNorm"), KINDS["HeadNorm"]])
+
+
+class _Named:
+    def __init__(self, module: str, name: str) -> None:
+        self.__module__, self.__name__ = module, name
+
+
+def test_links_that_were_one_are_one_again() -> None:
+    link = Link(alpha=2.0, norm="n")
+    encoder = Encoder()
+    rows = [encoder.encoded((link, 1), "a"), encoder.encoded(link, "b")]
+    same: dict[int, Any] = {}
+    (first, _), second = (decoded(row, KINDS, same) for row in json.loads(json.dumps(rows)))
+    assert first is second
+    assert first == link
+
+
+@pytest.mark.parametrize("value", [object(), torch.zeros(2), float("nan"), {1, 2}])
+def test_what_json_cannot_hold_is_refused(value: object) -> None:
+    with pytest.raises(CheckpointError, match=r"h\.0\.eps cannot be written down"):
+        Encoder().encoded(value, "h.0.eps")
+
+
+class Strange(Layer):
+    """A layer that nobody knows."""
+
+    NOTE = "strange"
+
+    def forward(self, *args: Any) -> Any:
+        return super().forward(*args)
+
+
+def test_an_unknown_layer_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    before = Structure.of(model)
+    with ExitStack() as undo:
+        lay(model[0], Strange, "0", undo)
+        with pytest.raises(CheckpointError, match="0 has a layer that cannot be written down"):
+            before.changes(model)
+    assert before.changes(model) == []
+
+
+def test_a_module_of_an_unknown_class_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    before = Structure.of(model)
+    model[0] = nn.Bilinear(2, 2, 2)
+    with pytest.raises(CheckpointError, match="0 has become a module that cannot be written down"):
+        before.changes(model)
+
+
+def test_the_text_of_the_file_names_what_is_needed_alone() -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=16)).eval()
+    before = Structure.of(model)
+    [rewrite] = [
+        each for each in SETTINGS if each.to_dict() == {**each.to_dict(), "rewrite": "AddQKNorm", "kind": "l2norm"}
+    ]
+    assert applied(model, {"input_ids": torch.arange(8).reshape(1, 8)}, rewrite) is not None
+    text = text_of(GPT2LMHeadModel, before.changes(model))
+    assert "class HeadNorm" in text
+    assert "class DynamicTanh" not in text
+    assert "class PatchedGPT2LMHeadModel(Restored, transformers.GPT2LMHeadModel)" in text
+    compile(text, "modeling_normprobe.py", "exec")
