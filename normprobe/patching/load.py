@@ -51,10 +51,8 @@ def class_for(config: Any) -> Any:
         return model_class(config)
     base = getattr(transformers, str(field["base"]), None)
     if base is None:
-        found = f"transformers {transformers.__version__}"
-        raise CheckpointError(
-            f"transformers has no class {field['base']}", expected="that of the checkpoint", found=found
-        )
+        what = f"transformers {transformers.__version__} has no class {field['base']}, which the checkpoint is built on"
+        raise CheckpointError(what, hint="pip install --upgrade transformers")
     return patched(base)
 
 
@@ -85,10 +83,7 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
 
 def _check_fits(model: nn.Module, changes: list[Mapping[str, Any]], path: Path) -> None:
     modules = dict(model.named_modules(remove_duplicate=False))
-    fresh = {change["path"] for change in changes if "module" in change or "from" in change}
-    needed = {
-        change.get("from", change["path"]) for change in changes if change["path"] not in fresh or "from" in change
-    }
+    needed = {change.get("from", change["path"]) for change in changes if "module" not in change}
     missing = sorted(needed - modules.keys())
     if missing:
         expected = f"a module {missing[0]}, as in {path}"

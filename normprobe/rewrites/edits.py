@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
+
+
+class ForGood(ExitStack):
+    """Takes no way back, for a model that is thrown away afterwards: old values need no memory."""
+
+    def callback(self, callback: Any, /, *args: Any, **kwds: Any) -> Any:
+        """Nothing is kept."""
+        return callback
 
 
 def set_values(parameter: Tensor, values: Tensor, undo: ExitStack) -> None:
@@ -31,8 +40,8 @@ def set_values(parameter: Tensor, values: Tensor, undo: ExitStack) -> None:
             found=f"{float(values.abs().amax()):.3g}",
             hint="convert the model to a wider dtype first",
         )
-    old = parameter.detach().clone()
-    undo.callback(_write, parameter, old)
+    if not isinstance(undo, ForGood):
+        undo.callback(_write, parameter, parameter.detach().clone())
     _write(parameter, cast)
 
 

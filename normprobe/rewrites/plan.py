@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal, final
 
@@ -13,6 +13,7 @@ from normprobe.errors import InputError, RewriteError, SettingError
 from normprobe.records import Anatomy
 from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.edits import ForGood
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
 from normprobe.rewrites.reduced import check_reduced
@@ -97,6 +98,7 @@ class Plan:
         self._fused = fused_around(self._model, tuple(site for _, found in self.steps for site in found.sites))
         self._told: list[str] = []
         self._unrun = told_of(unrun(self._model, survey.trace))
+        self._for_good = False
         self.state: State = "planned"
         self.proof: Proof | None = None
 
@@ -106,8 +108,13 @@ class Plan:
         return max((rewrite.effect for rewrite, _ in self.steps), key=lambda effect: effect.rank)
 
     @as_stored()
-    def apply(self) -> Plan:
+    def apply(self, done: Callable[[Site], None] | None = None, room: int | None = None) -> Plan:
         """Change the model in place, confirm every site by reading the model again, and prove the outputs.
+
+        Args:
+            done: is told of each site that has changed, and may put its parameters elsewhere; there is no undo then,
+                and after an error the model is good for nothing.
+            room: bytes that a copy of the model in a wider dtype may take; None for any number.
 
         Returns:
             This plan.
@@ -120,9 +127,9 @@ class Plan:
             raise RewriteError("the plan is applied already", hint="call undo() first")
         self._check_counts()
         weightless = any(p.is_meta for p in self._model.parameters())
-        baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy)
-        with ExitStack() as undo:
-            self._change(undo)
+        baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy, room)
+        with ExitStack() if done is None else ForGood() as undo:
+            self._change(undo, done)
             for rewrite, found in self.steps:
                 with self._beside(rewrite):
                     rewrite.fit(self._model, found.sites, self._inputs)
@@ -135,6 +142,7 @@ class Plan:
                     found=f"max |Δ| {self.proof.max_abs:.3g}",
                 )
             self._undo = undo.pop_all()
+        self._for_good = done is not None
         self.state, self._told = "applied", told
         return self
 
@@ -147,6 +155,8 @@ class Plan:
         """
         if self.state != "applied":
             raise RewriteError(f"nothing to undo: the plan is {self.state}")
+        if self._for_good:
+            raise RewriteError("the plan was applied for good", hint="load the model again")
         self._undo.close()
         self.state = "undone"
 
@@ -169,7 +179,7 @@ class Plan:
                     hint=f"leave it out, or say {rewrite.name}(expect=0) where none is right",
                 )
 
-    def _change(self, undo: ExitStack) -> None:
+    def _change(self, undo: ExitStack, told: Callable[[Site], None] | None) -> None:
         """Every site in order; a failure says where, and unwinds `undo` on its way out."""
         keep_plain(self._model, self._fused, undo)
         done, total = 0, sum(len(found.sites) for _, found in self.steps)
@@ -178,6 +188,8 @@ class Plan:
                 where = f"{rewrite.name} failed at {site.path}, site {done + 1} of {total}; the model is as it was"
                 with self._beside(rewrite):
                     _change(rewrite, self._model, site, undo, where)
+                if told is not None:
+                    told(site)
                 done += 1
 
     def _confirm(self) -> list[str]:

@@ -117,8 +117,10 @@ class Baseline:
     exact: bool = True
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs, effect: Effect, anatomy: Anatomy) -> Baseline:
-        """Run `model`; for an exact rewrite also a copy of it in the next wider dtype, which needs that memory.
+    def of(
+        cls, model: nn.Module, inputs: Inputs, effect: Effect, anatomy: Anatomy, room: int | None = None
+    ) -> Baseline:
+        """Run `model`; for an exact rewrite also a copy of it in the next wider dtype, if it fits into `room` bytes.
 
         `anatomy` of the original model says which loss its outputs have.
         """
@@ -128,6 +130,9 @@ class Baseline:
             return cls(ran, anatomy, why_not_wide=why, exact=False)
         if all(t.dtype is torch.float64 for t in ran.outputs):
             return cls(ran, anatomy, widest=True)
+        size = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
+        if room is not None and size > room:
+            return cls(ran, anatomy, why_not_wide=f"a wider copy takes {size:,} bytes, more than there is room for")
         try:
             wide = _wide_outputs(model, inputs, anatomy)
         except Exception as error:  # a foreign model may refuse another dtype in any way; the reason is shown

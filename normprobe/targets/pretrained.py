@@ -15,9 +15,10 @@ from normprobe.targets.quiet import quiet, seeded
 
 
 def load_pretrained(
-    loader: Any, folder: Path, config: Any, options: TargetOptions, name: str, source: str, **extra: Any
+    loader: Any, folder: Path | None, config: Any, options: TargetOptions, name: str, source: str, **extra: Any
 ) -> Built:
-    """`loader.from_pretrained(folder, config=config, **extra)` with its loading report turned into notes.
+    """`loader.from_pretrained(folder, config=config, **extra)` with its loading report turned into notes; without a
+    folder `extra` holds a `state_dict`.
 
     Weights that the files lack are initialised under `options.seed`.
 

@@ -1,4 +1,4 @@
-"""What rewrites change is written down and put into a fresh model, by this package and by the file that stands alone."""
+"""What rewrites change is written down and put into a fresh model, by this package and by a file that stands alone."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ def base_of(model: nn.Module) -> type[Any]:
 
     for kind in type(model).__mro__:
         name = kind.__name__.partition("[")[0]
-        if getattr(transformers, name, None) is kind and kind.__module__.startswith("transformers.models."):
-            return kind
+        found: type[Any] | None = getattr(transformers, name, None)
+        if found is kind and kind.__module__.startswith("transformers.models."):
+            return found
     raise CheckpointError(
         f"{type(model).__name__} is no model class of transformers",
         expected="a class that transformers has, since what is added has to be built on it",
@@ -66,7 +67,7 @@ def auto_map(base: type[Any]) -> dict[str, str]:
     named, found = f"{MODULE}.{PREFIX}{base.__name__}", {}
     for name in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
         mapping = getattr(getattr(transformers, name), "_model_mapping", {})
-        chosen = mapping[base.config_class] if base.config_class in mapping else ()
+        chosen = mapping.get(base.config_class, ())
         if base in (chosen if isinstance(chosen, tuple | list) else (chosen,)):
             found[name] = named
     if not found:
@@ -91,7 +92,7 @@ def text_of(base: type[Any], changes: Sequence[Mapping[str, Any]]) -> str:
             f'"""{base.__name__} with the changes that config.json lists under "{FIELD}".',
             "",
             f"Written by normprobe {__version__}; it needs torch and transformers alone. Load it with",
-            "`from_pretrained(folder, trust_remote_code=True)`, or without running this file by `normprobe.load(folder)`.",
+            "`from_pretrained(folder, trust_remote_code=True)`; `normprobe.load(folder)` does without running it.",
             '"""',
             "",
             bundle([*kinds, Restored]).replace("\nimport torch\n", "\nimport torch\nimport transformers\n", 1),

@@ -36,7 +36,7 @@ class Restored:
     normprobe_kinds: Mapping[str, type[Any]] = {}
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         restore(self, config.normprobe["changes"], self.normprobe_kinds)  # type: ignore[arg-type]
 
     def _init_weights(self, module: nn.Module) -> None:

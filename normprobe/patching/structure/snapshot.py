@@ -178,7 +178,8 @@ class _Changes:
 
     def _tensors(self, part: _Part, had: _Part | None) -> dict[str, Any]:
         """Parameters and buffers that are new, of another shape, or no longer another module's too."""
-        module, row = part.module, {}
+        module = part.module
+        row: dict[str, Any] = {}
         fresh = [n for n, s in part.parameters.items() if had is None or had.parameters.get(n) != s]
         apart = [] if had is None else sorted(had.tied - part.tied & part.parameters.keys())
         if parameters := {n: [*_form(p := module.get_parameter(n)), _number(p)] for n in (*fresh, *apart)}:

@@ -1,0 +1,165 @@
+"""The weight files of a new checkpoint: laid out beforehand, filled in any order, the rest copied as it lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from normprobe.checkpoints.dtypes import name_of
+from normprobe.checkpoints.header import laid_out, read_header
+from normprobe.checkpoints.opened import Opened
+from normprobe.checkpoints.shard import ShardWriter, Told, parts_in, read_back
+from normprobe.checkpoints.weights import SAFE, SAFE_INDEX
+from normprobe.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a tensor takes in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor, dtype: str | None = None) -> Room:
+        """That of `tensor`; in a file whose dtype it keeps, of as many bytes."""
+        return cls(dtype or name_of(tensor.dtype), tuple(tensor.shape), tensor.numel() * tensor.element_size())
+
+
+Layout = Mapping[str, Mapping[str, Room]]  # the tensors of each file, in order
+
+
+def same_layout(source: Opened) -> dict[str, dict[str, Room]]:
+    """The files and tensors of a checkpoint as they are; pickles become files of safetensors."""
+    return {
+        file: {name: Room.of(source.tensors[name], source.dtypes[name]) for name in names}
+        for file, names in source.layout.items()
+    }
+
+
+def sharded(rooms: Mapping[str, Room], most: int | None) -> dict[str, dict[str, Room]]:
+    """The tensors in order, in files of at most `most` bytes; a larger tensor gets one to itself."""
+    groups: list[dict[str, Room]] = [{}]
+    size = 0
+    for name, room in rooms.items():
+        if most is not None and groups[-1] and size + room.nbytes > most:
+            groups.append({})
+            size = 0
+        groups[-1][name] = room
+        size += room.nbytes
+    if len(groups) == 1:
+        return {SAFE: groups[0]}
+    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
+
+
+@final
+class Output:
+    """New weight files in `folder`.
+
+    Args:
+        folder: an empty folder that is nobody's yet.
+        layout: which tensors each file gets; names that `source` has and nobody puts are copied from it.
+        source: the checkpoint that is patched.
+        told: is told of bytes that were written, and read back.
+
+    Raises:
+        OSError: the disk has no room for all of it.
+    """
+
+    def __init__(self, folder: Path, layout: Layout, source: Opened, told: Told = lambda done: None) -> None:
+        self.folder, self.layout, self.source, self.told = folder, layout, source, told
+        self._places = {name: file for file, rooms in layout.items() for name in rooms}
+        self._stack = ExitStack()
+        self._writers: dict[str, ShardWriter] = {}
+        self._mapped: dict[str, Tensor] = {}
+        for file, rooms in layout.items():
+            header = laid_out({n: (r.dtype, r.shape, r.nbytes) for n, r in rooms.items()}, source.metadata)
+            writer = ShardWriter(folder / file, header)
+            self._stack.callback(writer.close)
+            self._writers[file] = writer
+
+    def put(self, name: str, tensor: Tensor) -> Tensor | None:
+        """Write a tensor, again if need be.
+
+        Returns:
+            The same values mapped from the file, so that `tensor` need not be kept; None where they do not lie so that
+            they could be.
+        """
+        file = self._places[name]
+        writer = self._writers[file]
+        again = name in writer.sums
+        writer.sums.pop(name, None)
+        writer.put(name, tensor, (lambda done: None) if again else self.told)
+        return self._mapping(file, name, tensor)
+
+    def _mapping(self, file: str, name: str, tensor: Tensor) -> Tensor | None:
+        header = self._writers[file].header
+        entry = header.entries[name]
+        start = header.size + entry.start
+        if entry.nbytes == 0 or start % tensor.element_size():
+            return None
+        if file not in self._mapped:
+            size = header.size + header.values
+            path = str(self.folder / file)
+            self._mapped[file] = torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+        return self._mapped[file][start : start + entry.nbytes].view(tensor.dtype).reshape(tensor.shape)
+
+    def finish(self) -> dict[str, dict[str, str]]:
+        """Copy what is missing, wait for the disk, read everything back, and write the index.
+
+        Returns:
+            SHA-256 of every tensor of every file.
+
+        Raises:
+            CheckpointError: a tensor is neither put nor in the source, or reads back as something else.
+        """
+        self._copy()
+        hashes = {}
+        for file, writer in self._writers.items():
+            writer.finish()
+            hashes[file] = read_back(writer, self.told)
+        if set(self.layout) != {SAFE}:
+            self._write_index()
+        return hashes
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._mapped.clear()
+        self._stack.close()
+
+    def _copy(self) -> None:
+        """Every tensor that nobody put, from where it lies in the source."""
+        for file, writer in self._writers.items():
+            missing = [name for name in self.layout[file] if name not in writer.sums]
+            unknown = [name for name in missing if name not in self.source.tensors]
+            if unknown:
+                raise CheckpointError(
+                    f"no values for {unknown[0]}", expected="a tensor of the checkpoint, or a new one"
+                )
+            if self.source.safe:
+                self._copy_bytes(writer, missing)
+                continue
+            for name in missing:
+                writer.put(name, self.source.tensors[name], self.told)
+
+    def _copy_bytes(self, writer: ShardWriter, names: list[str]) -> None:
+        places = {name: path for path in self.source.files for name in self.source.layout[path.name]}
+        for path in dict.fromkeys(places[name] for name in names):
+            header = read_header(path)
+            with path.open("rb") as stream:
+                for name in (each for each in names if places[each] == path):
+                    writer.put_bytes(name, parts_in(stream, header, header.entries[name]), self.told)
+
+    def _write_index(self) -> None:
+        total = sum(room.nbytes for rooms in self.layout.values() for room in rooms.values())
+        metadata = {**(self.source.index or {}).get("metadata", {}), "total_size": total}
+        index = {**(self.source.index or {}), "metadata": metadata, "weight_map": dict(sorted(self._places.items()))}
+        (self.folder / SAFE_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,108 @@
+"""The model of a checkpoint whose weights are mapped from the disk, with inputs for one forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from normprobe.checkpoints.dtypes import FLOATS
+from normprobe.checkpoints.opened import Opened
+from normprobe.checkpoints.weights import read_json
+from normprobe.errors import CheckpointError
+from normprobe.patching.load import class_for
+from normprobe.targets.config import read_config
+from normprobe.targets.inputs import make_inputs
+from normprobe.targets.options import TargetOptions
+from normprobe.targets.pretrained import load_pretrained
+from normprobe.targets.tokenizers import read_tokenizer
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is patched.
+
+    Attributes:
+        folder: the checkpoint.
+        model: in eval mode.
+        config: its configuration as plain values, as it was read.
+        inputs: for one forward.
+        described: what they are.
+        notes: what was found on the way.
+    """
+
+    folder: Path
+    model: nn.Module
+    config: dict[str, Any]
+    inputs: dict[str, Any]
+    described: str
+    notes: tuple[str, ...]
+
+
+def build(folder: Path, source: Opened, options: TargetOptions) -> Subject:
+    """The model in `folder`, whose open weights are `source`.
+
+    Raises:
+        CheckpointError: it is an adapter, or its weights are quantised.
+        TargetError: it cannot be built.
+        InputError: no inputs can be made for it.
+    """
+    refuse_adapter(folder)
+    config = read_config(folder / "config.json", options)
+    refuse_quantised(folder, source, config)
+    options = replace(options, dtype=options.dtype or _dtype(source))
+    tensors = dict(source.tensors)
+    built = load_pretrained(class_for(config), None, config, options, str(folder), "folder", state_dict=tensors)
+    model: Any = built.model.eval()
+    tokenizer, found = read_tokenizer(folder, trust=options.trust_remote_code)
+    inputs, described, notes = make_inputs(model, tokenizer, options)
+    return Subject(folder, model, model.config.to_dict(), inputs, described, (*built.notes, *found, *notes))
+
+
+def _dtype(source: Opened) -> str:
+    """The dtype that most of the weights are in."""
+    bytes_of: Counter[str] = Counter()
+    for name, dtype in source.dtypes.items():
+        if dtype in FLOATS:
+            bytes_of[dtype] += source.tensors[name].numel()
+    if not bytes_of:
+        raise CheckpointError(f"{source.folder}: no weight is a plain number", expected=", ".join(sorted(FLOATS)))
+    return _DTYPES[bytes_of.most_common(1)[0][0]]
+
+
+def refuse_adapter(folder: Path) -> None:
+    """An adapter is no model: what it is added to would change under it.
+
+    Raises:
+        CheckpointError: `folder` holds one.
+    """
+    path = folder / "adapter_config.json"
+    if path.is_file():
+        base = read_json(path).get("base_model_name_or_path", "its base model")
+        hint = "merge it first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
+        found = f"an adapter of {base}, trained on the base as it is"
+        raise CheckpointError(f"{folder} is an adapter", expected="a whole model", found=found, hint=hint)
+
+
+def refuse_quantised(folder: Path, source: Opened, config: Any) -> None:
+    """A rewrite computes with plain numbers, which quantised weights are not.
+
+    Raises:
+        CheckpointError: the configuration says so, or most of the weights are whole numbers or of eight bits.
+    """
+    stated = getattr(config, "quantization_config", None)
+    method = stated.get("quant_method") if isinstance(stated, dict) else getattr(stated, "quant_method", None)
+    sizes: Counter[str] = Counter()
+    for name, tensor in source.tensors.items():
+        sizes[source.dtypes[name]] += tensor.numel() if tensor.dim() > 1 else 0
+    most = sizes.most_common(1)[0][0] if sizes else "F32"
+    if stated is not None or (most not in FLOATS and sizes[most]):
+        found = f"quantization_config {method}" if stated is not None else f"weights stored as {most}"
+        hint = "patch the checkpoint that it was quantised from, and quantise again"
+        expected = f"weights in {', '.join(sorted(FLOATS))}"
+        raise CheckpointError(f"{folder} is quantised", expected=expected, found=str(found), hint=hint)

@@ -1,0 +1,109 @@
+"""What a patched checkpoint says of itself, in the file `normprobe.json` beside its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from normprobe.errors import CheckpointError
+from normprobe.records.base import Record
+from normprobe.rewrites import Proof
+
+NAME = "normprobe.json"
+SCHEMA: Literal["normprobe-patch/1"] = "normprobe-patch/1"
+
+
+class Source(Record):
+    """The checkpoint that was patched.
+
+    Attributes:
+        name: as it was given.
+        revision: commit of a hub repository; None for a folder.
+        sha256: of its weight files, one after the other.
+    """
+
+    name: str
+    revision: str | None = None
+    sha256: str
+
+
+class Step(Record):
+    """One rewrite.
+
+    Attributes:
+        rewrite: its name and settings, seeds included, as `normprobe.rewrites.load` takes them.
+        effect: exact | calibrated | breaking.
+        sites: places that it changed.
+        refused: places that needed it and could not have it, and why.
+    """
+
+    rewrite: dict[str, Any]
+    effect: str
+    sites: int
+    refused: dict[str, str]
+
+
+class Manifest(Record):
+    """All that is known of a patched checkpoint.
+
+    Attributes:
+        schema_: version of this record.
+        versions: of normprobe, torch, transformers and Python.
+        source: what was patched.
+        steps: the rewrites in order.
+        inputs: what the proof and the measured values stand on.
+        proof: what the rewrites did to the outputs; None where there are no outputs to compare.
+        loads: "plain": any program that knows the architecture; "code": by one of the ways that need its changes.
+        left_out: files of the source that hold weights as they were before.
+        tensors: SHA-256 of the values of every tensor, by file.
+        files: SHA-256 of every other file.
+    """
+
+    schema_: Literal["normprobe-patch/1"] = SCHEMA
+    versions: dict[str, str]
+    source: Source
+    steps: tuple[Step, ...]
+    inputs: str
+    proof: Proof | None
+    loads: Literal["plain", "code"]
+    left_out: tuple[str, ...] = ()
+    tensors: dict[str, dict[str, str]]
+    files: dict[str, str]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in `folder`.
+
+    Raises:
+        CheckpointError: there is none, or none that this version reads.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: no {NAME}", expected="a folder that normprobe patch wrote")
+    try:
+        return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read", expected=f"a manifest {SCHEMA}", found=str(error)) from error
+
+
+def hashes_of(folder: Path, but: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of every file in `folder` except those named and the manifest, by path in the folder."""
+    found = {}
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name not in but and name != NAME:
+            found[name] = hash_of(path)
+    return found
+
+
+def hash_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while part := stream.read(1 << 23):
+            digest.update(part)
+    return digest.hexdigest()

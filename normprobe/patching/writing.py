@@ -1,0 +1,162 @@
+"""From a rewritten model to the weight files of the new checkpoint.
+
+What a rewrite changes goes to the disk at once, and the parameter is mapped from there, so that no more than one place
+of the model is held in memory. What nothing changes is copied as it lies. Where a rewrite adds or takes parameters, the
+files are laid out anew at the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.checkpoints.dtypes import FLOATS, NAMES
+from normprobe.checkpoints.opened import Opened
+from normprobe.checkpoints.output import Output, Room, same_layout, sharded
+from normprobe.checkpoints.shard import Told
+from normprobe.patching.bound import bound, key_of
+from normprobe.rewrites import Site
+
+_SCRATCH = ".scratch"
+_TORCH = {name: dtype for dtype, name in NAMES.items()}
+
+
+@final
+class Writing:
+    """The new weight files of `model`, which was built from the tensors of `source`.
+
+    Args:
+        folder: the folder that is being made.
+        model: its parameters share memory with the tensors of `source` where nothing was converted.
+        source: the checkpoint.
+        most: bytes of a file; None keeps the files of the source.
+        told: is told of bytes that were written, and read back.
+    """
+
+    def __init__(self, folder: Path, model: nn.Module, source: Opened, most: int | None, told: Told) -> None:
+        self.folder, self.model, self.source, self.most, self.told = folder, model, source, most, told
+        self._stored = bound(model, source.tensors)
+        self._touched: set[str] = set()
+        self._put: set[str] = set()
+        self._output = Output(folder, self._layout(None), source, told)
+
+    def changed(self, site: Site) -> None:
+        """Write what was changed at a site, and map it from where it lies now."""
+        self._touched.update((*site.touched, *site.added))
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        for name in site.touched:
+            stored, parameter = self._stored.get(name), held.get(name)
+            if stored is None or parameter is None:
+                continue
+            mapped = self._output.put(stored, parameter.data)
+            self._put.add(stored)
+            if mapped is not None:
+                parameter.data = mapped
+
+    def fitted(self, sites: tuple[Site, ...]) -> None:
+        """Say of sites that their values may have moved once more after `changed`."""
+        for site in sites:
+            self._put -= {self._stored[name] for name in site.touched if name in self._stored}
+
+    def finish(self) -> dict[str, dict[str, str]]:
+        """Everything that is not yet on the disk.
+
+        Returns:
+            SHA-256 of every tensor of every file.
+        """
+        state = saved_state(self.model, self.source)
+        layout = self._layout(state)
+        if layout != self._output.layout:
+            self._anew(layout)
+        own = self.model.state_dict(keep_vars=True)
+        held = {key_of(tensor) for tensor in own.values()}
+        touched = {key_of(own[name]) for name in self._touched & own.keys()}
+        for name, tensor in state.items():
+            as_it_was = key_of(tensor) in held - touched and self._lies(name, tensor)
+            if name in self._put or as_it_was:
+                continue
+            self._output.put(name, tensor.detach().to(_TORCH[self._room(name, tensor).dtype]))
+        hashes = self._output.finish()
+        shutil.rmtree(self.folder / _SCRATCH, ignore_errors=True)
+        return hashes
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._output.close()
+
+    def _lies(self, name: str, tensor: Tensor) -> bool:
+        """Whether the source has this tensor, which nothing changed."""
+        return name in self.source.tensors and self.source.tensors[name].shape == tensor.shape
+
+    def _room(self, name: str, tensor: Tensor) -> Room:
+        """In the dtype that the source has it in, if it is the same tensor in plain numbers."""
+        had = self.source.dtypes.get(name)
+        if had in FLOATS and tensor.is_floating_point() and self._lies(name, tensor):
+            return Room(had, tuple(tensor.shape), tensor.numel() * _TORCH[had].itemsize)
+        return Room.of(tensor)
+
+    def _layout(self, state: Mapping[str, Tensor] | None) -> dict[str, dict[str, Room]]:
+        """The files of the source, with what came and without what went; or of at most so many bytes each."""
+        layout = same_layout(self.source)
+        if state is not None:
+            layout = {f: {n: r for n, r in rooms.items() if n in state} for f, rooms in layout.items()}
+            for name, tensor in state.items():
+                layout[_file_for(name, layout)][name] = self._room(name, tensor)
+            layout = {file: _in_order(rooms) for file, rooms in layout.items() if rooms} or layout
+        if self.most is not None:
+            return sharded({n: r for rooms in layout.values() for n, r in rooms.items()}, self.most)
+        return layout
+
+    def _anew(self, layout: Mapping[str, Mapping[str, Room]]) -> None:
+        """Other files; what was written already stays mapped from where it is until it is in them."""
+        scratch = self.folder / _SCRATCH
+        scratch.mkdir()
+        for file in self._output.layout:
+            (self.folder / file).rename(scratch / file)
+        self._output.close()
+        self._output, self._put = Output(self.folder, layout, self.source, self.told), set()
+
+
+def saved_state(model: nn.Module, source: Opened) -> dict[str, Tensor]:
+    """What a checkpoint of `model` holds, by the names and in the form that the checkpoint had: of tied tensors one,
+    what was merged on its way in taken apart."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state = model.state_dict(keep_vars=True)
+    chosen: dict[Any, str] = {}
+    for name, tensor in state.items():
+        key = (key_of(tensor), name) if not tensor.numel() else key_of(tensor)
+        if key not in chosen or (name in source.tensors and chosen[key] not in source.tensors):
+            chosen[key] = name
+    kept = {name: state[name] for name in state if name in set(chosen.values())}
+    with torch.no_grad():
+        return dict(revert_weight_conversion(model, kept))  # type: ignore[arg-type]
+
+
+def _in_order(rooms: Mapping[str, Room]) -> dict[str, Room]:
+    """Wide numbers first where narrow ones would push them off the multiples of their size."""
+    place = 0
+    for room in rooms.values():
+        if room.nbytes and place % _TORCH[room.dtype].itemsize:
+            return dict(sorted(rooms.items(), key=lambda item: -_TORCH[item[1].dtype].itemsize))
+        place += room.nbytes
+    return dict(rooms)
+
+
+def _file_for(name: str, layout: Mapping[str, Mapping[str, Room]]) -> str:
+    """Where a tensor goes: where it is, else to the tensors of the modules around it, else to the last file."""
+    for file, rooms in layout.items():
+        if name in rooms:
+            return file
+    around = name
+    while "." in around:
+        around = around.rpartition(".")[0]
+        for file, rooms in layout.items():
+            if any(other.startswith(around + ".") for other in rooms):
+                return file
+    return list(layout)[-1]
