@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from normprobe.diffing.run import diff
     from normprobe.mending import Mending, mend, plan, rewrite
     from normprobe.optimising import AdaptiveClipping, decay_groups, parameter_groups
+    from normprobe.patching.load import apply_manifest, load
     from normprobe.probing import probe
     from normprobe.records.settings import Settings
     from normprobe.report.diffs.report import DiffReport
@@ -78,9 +79,11 @@ __all__ = [
     "ToSyncBatchNorm",
     "UpcastNorms",
     "__version__",
+    "apply_manifest",
     "coordinate_check",
     "decay_groups",
     "diff",
+    "load",
     "load_settings",
     "mend",
     "parameter_groups",
@@ -125,6 +128,7 @@ _HOMES = {
     ),
     "coordinate_check": "normprobe.sweeping.check",
     **dict.fromkeys(("AdaptiveClipping", "decay_groups", "parameter_groups"), "normprobe.optimising"),
+    **dict.fromkeys(("apply_manifest", "load"), "normprobe.patching.load"),
     "diff": "normprobe.diffing.run",
     "DiffReport": "normprobe.report.diffs.report",
     "load_settings": "normprobe.checks.configuration",

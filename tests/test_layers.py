@@ -21,6 +21,7 @@ LAYERS = (
     {"inputs"},
     {"report"},
     {"checks"},
+    {"structure"},
     {"rewrites"},
     {"measures"},
     {"anatomy"},
@@ -35,7 +36,7 @@ RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 INNER = {"anatomy": ("build", "weights", "roles", "streams", "attention", "norm_sites", "flow")}
 # Units of their own, and what they may import.
 ASIDE = {
-    "targets": {"checkpoints", "inputs", "records", "errors", "version"},
+    "targets": {"checkpoints", "inputs", "structure", "records", "errors", "version"},
     "checkpoints": {"errors", "version"},
     "demo": set(),
 }

@@ -9,6 +9,7 @@ import typer
 from normprobe.cli.audit import audit, demo
 from normprobe.cli.diff import diff
 from normprobe.cli.explain import explain
+from normprobe.cli.patch import patch
 from normprobe.cli.rules import rules
 from normprobe.cli.sweep import sweep
 from normprobe.cli.verify import verify
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (audit, demo, diff, rules, explain, sweep, verify):
+for command in (audit, demo, diff, patch, rules, explain, sweep, verify):
     app.command()(command)
 
 

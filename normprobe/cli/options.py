@@ -157,6 +157,7 @@ Autocast = Annotated[
     Optional[AutocastChoice],  # noqa: UP045
     typer.Option(help="Measure under automatic mixed precision.", rich_help_panel=_RUN, show_default=False),
 ]
+TableOption = Annotated[TableChoice, typer.Option("--format", help="Form of the answer.")]
 FormatOption = Annotated[
     Optional[Format],  # noqa: UP045
     typer.Option(

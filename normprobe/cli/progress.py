@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from normprobe.cli.outcome import stderr
 
@@ -29,6 +39,25 @@ def progress(*, quiet: bool) -> Iterator[Advance | None]:
         BarColumn(bar_width=24),
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bars:
+        yield _Stages(bars)
+
+
+@contextmanager
+def byte_progress(*, quiet: bool) -> Iterator[Advance]:
+    """As `progress` for work that is counted in bytes, with their rate and the time that is left."""
+    console = stderr()
+    if quiet or not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bars:
         yield _Stages(bars)

@@ -57,7 +57,7 @@ def sweep(
     optimizer: opt.SweepOptimizer = opt.OptimizerChoice.ADAM,
     seed: opt.Seed = 0,
     trust_remote_code: opt.TrustRemoteCode = False,
-    format: Annotated[opt.TableChoice, typer.Option("--format", help="Form of the answer.")] = opt.TableChoice.RICH,
+    format: opt.TableOption = opt.TableChoice.RICH,
     fail_on: opt.FailOption = None,
     config: opt.Config = None,
     isolated: opt.Isolated = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from normprobe.checkpoints.dtypes import FLOATS
 from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
-from normprobe.patching.load import class_for
 from normprobe.targets.config import read_config
+from normprobe.targets.heads import model_class
 from normprobe.targets.inputs import make_inputs
 from normprobe.targets.options import TargetOptions
 from normprobe.targets.pretrained import load_pretrained
@@ -28,23 +28,29 @@ class Subject:
     """What is patched.
 
     Attributes:
-        folder: the checkpoint.
+        path: the checkpoint folder, or its one file.
+        name: as it was given.
+        revision: commit of a hub repository.
         model: in eval mode.
         config: its configuration as plain values, as it was read.
+        tokenizer: None where it has none.
         inputs: for one forward.
         described: what they are.
         notes: what was found on the way.
     """
 
-    folder: Path
+    path: Path
+    name: str
+    revision: str | None
     model: nn.Module
     config: dict[str, Any]
-    inputs: dict[str, Any]
-    described: str
-    notes: tuple[str, ...]
+    tokenizer: Any | None
+    inputs: dict[str, Any] = field(default_factory=dict)
+    described: str = ""
+    notes: tuple[str, ...] = ()
 
 
-def build(folder: Path, source: Opened, options: TargetOptions) -> Subject:
+def build(folder: Path, name: str, revision: str | None, source: Opened, options: TargetOptions) -> Subject:
     """The model in `folder`, whose open weights are `source`.
 
     Raises:
@@ -57,11 +63,21 @@ def build(folder: Path, source: Opened, options: TargetOptions) -> Subject:
     refuse_quantised(folder, source, config)
     options = replace(options, dtype=options.dtype or _dtype(source))
     tensors = dict(source.tensors)
-    built = load_pretrained(class_for(config), None, config, options, str(folder), "folder", state_dict=tensors)
+    built = load_pretrained(model_class(config), None, config, options, name, "folder", state_dict=tensors)
     model: Any = built.model.eval()
     tokenizer, found = read_tokenizer(folder, trust=options.trust_remote_code)
-    inputs, described, notes = make_inputs(model, tokenizer, options)
-    return Subject(folder, model, model.config.to_dict(), inputs, described, (*built.notes, *found, *notes))
+    notes = (*built.notes, *found)
+    return with_inputs(Subject(folder, name, revision, model, model.config.to_dict(), tokenizer, notes=notes), options)
+
+
+def with_inputs(subject: Subject, options: TargetOptions) -> Subject:
+    """The same with inputs for one forward.
+
+    Raises:
+        InputError: none can be made.
+    """
+    inputs, described, notes = make_inputs(subject.model, subject.tokenizer, options)
+    return replace(subject, inputs=inputs, described=described, notes=(*subject.notes, *notes))
 
 
 def _dtype(source: Opened) -> str:

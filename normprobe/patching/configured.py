@@ -13,15 +13,15 @@ NAME = "config.json"
 
 
 def write_config(source: Path, out: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write `config.json` into the folder `out`: that in the folder `source` with what differs between two states.
+    """Write `config.json` into the folder `out`: the file `source` with what differs between two states.
 
     Returns:
         The fields that changed, dotted.
     """
-    stated = read_json(source / NAME)
+    stated = read_json(source)
     changed = tuple(_merge(stated, before, after))
     text = json.dumps(stated, indent=2, ensure_ascii=False) + "\n"
-    (out / NAME).write_text(text if changed else (source / NAME).read_text(encoding="utf-8"), encoding="utf-8")
+    (out / NAME).write_text(text if changed else source.read_text(encoding="utf-8"), encoding="utf-8")
     return changed
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from normprobe.checkpoints.opened import opened
 from normprobe.errors import CheckpointError
-from normprobe.patching.structure.kinds import KINDS
-from normprobe.patching.structure.modelling import FIELD, patched
-from normprobe.patching.structure.restore import restore
+from normprobe.structure.field import FIELD
+from normprobe.structure.kinds import KINDS
+from normprobe.structure.restore import restore
 from normprobe.targets.heads import model_class
 
 
@@ -26,34 +26,15 @@ def load(folder: str | os.PathLike[str], **options: Any) -> Any:
         options: for `from_pretrained`, such as `dtype` and `device_map`.
 
     Raises:
-        CheckpointError: the folder has no configuration, or names a class that transformers lacks.
-        TargetError: transformers has no model for the configuration.
+        CheckpointError: the folder has no configuration.
+        TargetError: transformers has no model for the configuration, or lacks the class that was patched.
     """
     from transformers import AutoConfig
 
     path = _folder(folder)
     config = AutoConfig.from_pretrained(path, local_files_only=True)
-    loader = class_for(config)
+    loader = model_class(config)
     return loader.from_pretrained(path, config=config, **{"dtype": "auto", "local_files_only": True, **options}).eval()
-
-
-def class_for(config: Any) -> Any:
-    """The class of transformers for a configuration; where it lists changes, that class built with them.
-
-    Raises:
-        CheckpointError: its changes are on a class that transformers lacks.
-        TargetError: transformers has no model for it.
-    """
-    import transformers
-
-    field = getattr(config, FIELD, None)
-    if field is None:
-        return model_class(config)
-    base = getattr(transformers, str(field["base"]), None)
-    if base is None:
-        what = f"transformers {transformers.__version__} has no class {field['base']}, which the checkpoint is built on"
-        raise CheckpointError(what, hint="pip install --upgrade transformers")
-    return patched(base)
 
 
 def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:

@@ -8,7 +8,7 @@ files are laid out anew at the end.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -58,9 +58,10 @@ class Writing:
             if mapped is not None:
                 parameter.data = mapped
 
-    def fitted(self, sites: tuple[Site, ...]) -> None:
-        """Say of sites that their values may have moved once more after `changed`."""
+    def noted(self, sites: Iterable[Site]) -> None:
+        """Say of sites that they were changed elsewhere, or once more after `changed`."""
         for site in sites:
+            self._touched.update((*site.touched, *site.added))
             self._put -= {self._stored[name] for name in site.touched if name in self._stored}
 
     def finish(self) -> dict[str, dict[str, str]]:

@@ -234,7 +234,8 @@ class Plan:
         rows += [] if self._unrun is None else [self._unrun]
         rows += [f"now: {line}" for line in self._told if self.state == "applied"]
         memory = sum(site.undo_bytes for site in sites)
-        rows.append(f"undo holds {_count(memory, 'byte')}")
+        if not self._for_good:
+            rows.append(f"undo holds {_count(memory, 'byte')}")
         if self.proof is not None:
             rows.append(f"proof: {self.proof}")
         return "\n".join(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import TargetError
+from normprobe.structure.field import FIELD
 from normprobe.targets.heads import builder
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.place import parse_dtype
@@ -67,7 +68,7 @@ def read_config(path: Path, options: TargetOptions) -> Any:
     check_fields(path, fields, options)
     import transformers
 
-    remote = bool(fields.get("auto_map")) and options.trust_remote_code
+    remote = own_code(fields) and options.trust_remote_code
     where = path.parent if path.name == "config.json" else path
     try:
         with quiet():
@@ -79,11 +80,16 @@ def read_config(path: Path, options: TargetOptions) -> Any:
         ) from error
 
 
+def own_code(fields: Mapping[str, Any]) -> bool:
+    """Whether the model is code that comes with the checkpoint; what a patch changed is listed, and needs none."""
+    return bool(fields.get("auto_map")) and FIELD not in fields
+
+
 def check_fields(path: Path, fields: dict[str, Any], options: TargetOptions) -> None:
     """Refuse a configuration that is of no known model type, or whose model is code that came with it."""
     import transformers
 
-    if fields.get("auto_map"):
+    if own_code(fields):
         if not options.trust_remote_code:
             raise TargetError(
                 f"{path}: the model is Python code that comes with the checkpoint (auto_map)",

@@ -8,7 +8,7 @@ from typing import Any
 
 from normprobe.checkpoints.weights import find_weights
 from normprobe.errors import TargetError
-from normprobe.targets.config import build_config, read_config
+from normprobe.targets.config import build_config, own_code, read_config
 from normprobe.targets.heads import auto_with_code, model_class
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.pretrained import load_pretrained
@@ -38,9 +38,9 @@ def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "
 
 
 def _with_weights(folder: Path, config: Any, options: TargetOptions, name: str, source: str, safe: bool) -> Built:
-    own_code = bool(getattr(config, "auto_map", None)) and options.trust_remote_code
-    loader = auto_with_code(config) if own_code else model_class(config)
-    extra = {"trust_remote_code": True} if own_code else {}
+    trusted = own_code(vars(config)) and options.trust_remote_code
+    loader = auto_with_code(config) if trusted else model_class(config)
+    extra = {"trust_remote_code": True} if trusted else {}
     return load_pretrained(loader, folder, config, options, name, source, use_safetensors=safe, **extra)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from normprobe.errors import TargetError
+from normprobe.structure.field import FIELD
 
 LANGUAGE = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText")
 SPEECH = ("SpeechSeq2Seq", "CTC", "AudioClassification")
@@ -14,7 +15,8 @@ SEQ2SEQ = ("Seq2SeqLM", "SpeechSeq2Seq")
 
 
 def model_class(config: Any) -> type[Any]:
-    """The class for `config`: the one it names, else a head by the auto mappings, else the bare one.
+    """The class for `config`: the one it names, else a head by the auto mappings, else the bare one; where it lists the
+    changes of a patched checkpoint, the class that is built with them.
 
     Without a named class, a configuration of an encoder-decoder gets its sequence-to-sequence head; one with
     `is_decoder` false gets its masked-language-model head where it has one.
@@ -22,6 +24,8 @@ def model_class(config: Any) -> type[Any]:
     Raises:
         TargetError: transformers has no model for this configuration.
     """
+    if getattr(config, FIELD, None) is not None:
+        return _patched_class(config)
     named = _named_class(config)
     if named is not None:
         return named
@@ -33,6 +37,19 @@ def model_class(config: Any) -> type[Any]:
         f"transformers has no model for the configuration {type(config).__name__}",
         hint="a factory (file.py:function) that returns the model",
     )
+
+
+def _patched_class(config: Any) -> type[Any]:
+    import transformers
+
+    from normprobe.structure.modelling import patched
+
+    name = str(getattr(config, FIELD)["base"])
+    base = getattr(transformers, name, None)
+    if base is None:
+        what = f"transformers {transformers.__version__} has no class {name}, which the checkpoint is built on"
+        raise TargetError(what, hint="pip install --upgrade transformers")
+    return patched(base)
 
 
 def _named_class(config: Any) -> type[Any] | None:
@@ -77,7 +94,7 @@ def _mapped(auto: Any, config: Any) -> type[Any] | None:
 
 def builder(config: Any, trust: bool) -> Callable[[Any], Any]:
     """What builds a model of `config` with fresh weights; code that came with it only where it is trusted."""
-    if trust and getattr(config, "auto_map", None):
+    if trust and getattr(config, "auto_map", None) and getattr(config, FIELD, None) is None:
         auto = auto_with_code(config)
         return lambda given: auto.from_config(given, trust_remote_code=True)
     return model_class(config)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from normprobe.checkpoints.carried import WEIGHTS
 from normprobe.checkpoints.weights import PICKLE, SAFE, SAFE_INDEX, read_json, shard_names
 from normprobe.errors import TargetError
 from normprobe.targets.config import check_fields, close_types, is_model_type
@@ -69,6 +70,28 @@ def load_hub(name: str, options: TargetOptions) -> Built:
     if repository.offline is not None:
         notes = (*notes, f"hub not reached ({repository.offline}): files from the local cache")
     return replace(built, revision=folder.name, notes=notes)
+
+
+def whole_repository(name: str, options: TargetOptions) -> Path:
+    """Fetch a repository with every file but weights in other formats, and return the folder that holds it.
+
+    Raises:
+        TargetError: there is no such repository, it cannot be reached, or it has no weights.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository = _find(name, options)
+    try:
+        folder = _fetch_all(repository, options)
+        if repository.offline is None:
+            with quiet():
+                snapshot_download(name, revision=folder.name, ignore_patterns=[f"*{suffix}" for suffix in WEIGHTS])
+        return folder
+    except TargetError:
+        raise
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise TargetError(f"{name}: downloading from the hub failed", found=found) from error
 
 
 def _find(name: str, options: TargetOptions) -> Repository:

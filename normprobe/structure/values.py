@@ -7,7 +7,7 @@ import math
 from typing import Any, final
 
 from normprobe.errors import CheckpointError
-from normprobe.patching.structure.kinds import VALUES
+from normprobe.structure.kinds import VALUES
 
 _PLAIN = (bool, int, str, type(None))
 

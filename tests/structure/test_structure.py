@@ -22,15 +22,15 @@ from benchmarks.rewriting import SETTINGS
 from normprobe.capture.invoke import invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import CheckpointError, NormprobeError
-from normprobe.patching.structure.bundle import bundle
-from normprobe.patching.structure.kinds import KINDS, LAYERS, OWN
-from normprobe.patching.structure.modelling import text_of
-from normprobe.patching.structure.restore import decoded, restore
-from normprobe.patching.structure.snapshot import Structure
-from normprobe.patching.structure.values import Encoder
 from normprobe.rewrites import Plan, Rewrite, make_plan
 from normprobe.rewrites.at_add import Link
 from normprobe.rewrites.swap import Layer, lay
+from normprobe.structure.bundle import bundle
+from normprobe.structure.kinds import KINDS, LAYERS, OWN
+from normprobe.structure.modelling import text_of
+from normprobe.structure.restore import decoded, restore
+from normprobe.structure.snapshot import Structure
+from normprobe.structure.values import Encoder
 from tests.faults.architectures import BUILDS
 
 MODELS = ("gpt2", "gemma3", "cohere", "pictures", "free", "bert")

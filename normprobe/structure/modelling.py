@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from normprobe.errors import CheckpointError
-from normprobe.patching.structure.bundle import bundle
-from normprobe.patching.structure.kinds import KINDS, OWN, TORCH
-from normprobe.patching.structure.restore import Restored
+from normprobe.structure.bundle import bundle
+from normprobe.structure.field import FIELD
+from normprobe.structure.kinds import KINDS, OWN, TORCH
+from normprobe.structure.restore import Restored
 from normprobe.version import __version__
 
 MODULE = "modeling_normprobe"
-FIELD = "normprobe"  # of the configuration: {"base": name of the class below, "changes": […], "version": …}
 PREFIX = "Patched"
 
 

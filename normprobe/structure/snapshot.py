@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normprobe.errors import CheckpointError
-from normprobe.patching.structure.kinds import KINDS, MODULES, TORCH
-from normprobe.patching.structure.values import Encoder
 from normprobe.rewrites.swap import layers_over
+from normprobe.structure.kinds import KINDS, MODULES, TORCH
+from normprobe.structure.values import Encoder
 
 _HELD = frozenset(vars(nn.Module())) - {"training"}  # what every module holds; torch keeps the tensors there
 _NOT_KEPT = _HELD | {"training"}

@@ -1,0 +1,87 @@
+"""Where the configuration of an architecture can say what a rewrite changed, no code has to come along."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.outputs import named_tensors
+from normprobe.structure.modelling import base_of
+from normprobe.structure.snapshot import Structure
+from normprobe.targets.quiet import quiet
+
+
+def expressed(
+    model: Any, before: Structure, changes: Sequence[Mapping[str, Any]], inputs: Inputs
+) -> tuple[str, ...] | None:
+    """Change `model.config` so that a model built from it is what `model` has become.
+
+    Fields that hold a number which a module held, and holds no longer, are given the number that it holds now; what is
+    built so has to give the very outputs of `model`.
+
+    Returns:
+        The fields that changed, dotted; None where no fields say it, and then the configuration is as it was.
+    """
+    pairs = _numbers(before, changes)
+    if pairs is None:
+        return None
+    config = copy.deepcopy(model.config)
+    fields = [*_set(config, pairs)]
+    if not fields or not same_outputs(_built(model, config), model, inputs):
+        return None
+    model.config = config
+    return tuple(fields)
+
+
+def _numbers(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[float, float] | None:
+    """The number that each number became; None where something else than numbers changed, or one became two."""
+    found: dict[float, float] = {}
+    for change in changes:
+        if change.keys() != {"path", "values"}:
+            return None
+        for name, value in change["values"].items():
+            had = before.parts[change["path"]].values.get(name)
+            if type(had) is not float or type(value) is not float or found.setdefault(had, value) != value:
+                return None
+    return found
+
+
+def _set(config: Any, pairs: Mapping[float, float], at: str = "") -> Iterator[str]:
+    """Change the fields of a configuration and of those inside it, and give their names."""
+    for name, value in vars(config).items():
+        if type(value) is float and value in pairs:
+            setattr(config, name, pairs[value])
+            yield at + name
+        elif hasattr(value, "to_diff_dict"):
+            yield from _set(value, pairs, f"{at}{name}.")
+
+
+def _built(model: Any, config: Any) -> nn.Module:
+    """A model of `config` that shares the weights of `model`."""
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    with quiet():
+        made: nn.Module = base_of(model).from_pretrained(
+            None, config=config, state_dict=model.state_dict(), dtype=dtype, local_files_only=True
+        )
+    return made.eval()
+
+
+def same_outputs(a: nn.Module, b: nn.Module, inputs: Inputs) -> bool:
+    """Whether two models give the same floating numbers, bit for bit."""
+    of_a, of_b = _outputs(a, inputs), _outputs(b, inputs)
+    return len(of_a) == len(of_b) and all(map(_alike, of_a, of_b))
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _outputs(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+    with untouched(model) as keeper, torch.no_grad(), keeper.mode():
+        return [tensor for _, tensor in named_tensors(invoke(model, inputs)) if tensor.is_floating_point()]

@@ -1,0 +1,102 @@
+"""What a new checkpoint folder holds besides its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from normprobe.checkpoints.carried import carry
+from normprobe.checkpoints.opened import Opened, source_hash
+from normprobe.checkpoints.weights import INDEXES
+from normprobe.patching.built import Subject
+from normprobe.patching.configured import NAME as CONFIG
+from normprobe.patching.configured import write_config
+from normprobe.patching.manifest import NAME, Manifest, Source, Step, hashes_of
+from normprobe.report.report import Report
+from normprobe.rewrites import Plan, Proof, Rewrite
+from normprobe.rewrites.base import Sites
+from normprobe.structure.field import FIELD
+from normprobe.structure.modelling import PREFIX, auto_map, base_of, write_modelling
+from normprobe.version import __version__, versions
+
+REPORTS = ("audit-before.json", "audit-after.json")
+
+
+def add_code(part: Path, model: Any, changes: Sequence[Mapping[str, Any]]) -> bool:
+    """Let the configuration list the changes, those of an earlier patch included, and write the class that has them.
+
+    Returns:
+        Whether there are any.
+    """
+    every = [*(getattr(model.config, FIELD, None) or {}).get("changes", ()), *changes]
+    if every:
+        base = base_of(model)
+        setattr(model.config, FIELD, {"version": __version__, "base": base.__name__, "changes": every})
+        model.config.auto_map = auto_map(base)
+        model.config.architectures = [PREFIX + base.__name__]
+        write_modelling(part, base, every)
+    return bool(every)
+
+
+def add_config(part: Path, subject: Subject) -> None:
+    """That of the source with what changed; of a file that holds all in one, what it says of itself."""
+    path, model = subject.path / CONFIG, subject.model
+    config: Any = model.config
+    if path.is_file():
+        write_config(path, part, subject.config, config.to_dict())
+        return
+    for each in filter(None, (config, getattr(model, "generation_config", None), subject.tokenizer)):
+        each.save_pretrained(part)
+
+
+def add_files(part: Path, subject: Subject, source: Opened) -> tuple[str, ...]:
+    """The files of the source that come along.
+
+    Returns:
+        Those that stay behind, since they hold weights as they were; the weights that were patched are not among them.
+    """
+    if not subject.path.is_dir():
+        return ()
+    made = (*REPORTS, NAME, *(path.name for path in part.iterdir()))
+    replaced = {*(path.name for path in source.files), *INDEXES}
+    return tuple(name for name in carry(subject.path, part, frozenset(made)) if name not in replaced)
+
+
+def add_reports(part: Path, reports: Sequence[Report | None]) -> None:
+    """The audits before and after."""
+    for name, report in zip(REPORTS, reports, strict=True):
+        if report is not None:
+            report.save(part / name)
+
+
+def add_manifest(
+    part: Path,
+    subject: Subject,
+    source: Opened,
+    plans: Sequence[Plan],
+    proof: Proof | None,
+    *,
+    code: bool,
+    tensors: dict[str, dict[str, str]],
+    left: tuple[str, ...],
+) -> Manifest:
+    """What the folder says of itself; the last file."""
+    manifest = Manifest(
+        versions=versions(),
+        source=Source(name=subject.name, revision=subject.revision, sha256=source_hash(source)),
+        steps=tuple(_step(rewrite, found) for plan in plans for rewrite, found in plan.steps),
+        inputs=subject.described,
+        proof=proof,
+        loads="code" if code else "plain",
+        left_out=left,
+        tensors=tensors,
+        files=hashes_of(part, tensors),
+    )
+    (part / NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _step(rewrite: Rewrite, found: Sites) -> Step:
+    refused = {each.path: each.why for each in found.refused}
+    return Step(rewrite=rewrite.to_dict(), effect=rewrite.effect.value, sites=len(found.sites), refused=refused)

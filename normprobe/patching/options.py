@@ -1,0 +1,52 @@
+"""How a checkpoint is patched, and how a long run tells where it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from normprobe.errors import SettingError
+from normprobe.records import Level
+from normprobe.rewrites import Effect
+from normprobe.targets.options import TargetOptions
+
+Tell = Callable[[str, int, int], object]  # stage, bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class PatchOptions:
+    """How a checkpoint is patched.
+
+    Attributes:
+        overwrite: whether the new folder may take the place of one that exists.
+        max_shard_bytes: of a weight file; None keeps the files of the source.
+        mend: the worst effect of what is applied for findings, after the rewrites: exact, calibrated or breaking; None
+            for nothing.
+        level: of the audits before and after; None for none.
+        target: how the checkpoint is read, and which inputs are made for it.
+
+    Raises:
+        SettingError: `mend` is no effect.
+    """
+
+    overwrite: bool = False
+    max_shard_bytes: int | None = None
+    mend: str | None = None
+    level: Level | None = "forward"
+    target: TargetOptions = field(default_factory=TargetOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        effects = [effect.value for effect in Effect]
+        if self.mend not in (None, *effects):
+            raise SettingError("mend is no effect", expected=" | ".join(effects), found=repr(self.mend))
+
+
+def room() -> int:
+    """Bytes of memory that a copy of a model may take to prove a rewrite: a quarter of what is free."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not say
+        return 0
+    return free // 4

@@ -1,0 +1,60 @@
+"""What a name stands for: a checkpoint folder, a hub repository or a GGUF file, open with its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from normprobe.checkpoints.dtypes import name_of
+from normprobe.checkpoints.opened import Opened, opened
+from normprobe.checkpoints.weights import SAFE
+from normprobe.errors import CheckpointError
+from normprobe.patching.built import Subject, build, with_inputs
+from normprobe.targets.gguf import load_gguf
+from normprobe.targets.hub import HUB_ID, whole_repository
+from normprobe.targets.options import TargetOptions
+
+
+@contextmanager
+def opened_subject(name: str, options: TargetOptions) -> Iterator[tuple[Subject, Opened]]:
+    """The model that `name` stands for, and its weights, open until the end of the block.
+
+    Raises:
+        CheckpointError: it holds no weights, an adapter or quantised weights.
+        TargetError: there is no such checkpoint, or it cannot be read.
+    """
+    path, revision = located(name, options)
+    if path.is_file():
+        yield _from_gguf(path, name, options)
+        return
+    with opened(path, allow_pickle=options.allow_pickle) as source:
+        yield build(path, name, revision, source, options), source
+
+
+def located(name: str, options: TargetOptions) -> tuple[Path, str | None]:
+    """Where a checkpoint lies, fetched before where the hub has it, and its revision there."""
+    path = Path(name).expanduser()
+    if path.is_dir() or path.suffix.lower() == ".gguf":
+        options.refuse("the checkpoint is no hub id", "revision")
+        if not path.exists():
+            raise CheckpointError(f"no such file: {name}", expected="a checkpoint folder, hub id or .gguf file")
+        return path, None
+    if HUB_ID.fullmatch(name) and not path.exists():
+        folder = whole_repository(name, options)
+        return folder, folder.name
+    found = "a file" if path.exists() else f"nothing at {path.absolute()}"
+    raise CheckpointError(f"no checkpoint: {name}", expected="a folder, a hub id or a .gguf file", found=found)
+
+
+def _from_gguf(path: Path, name: str, options: TargetOptions) -> tuple[Subject, Opened]:
+    """Weights turned back into floats, in memory; they become one file of safetensors."""
+    built = load_gguf(path, options, name)
+    model: Any = built.model.eval()
+    tensors = {key: tensor.detach() for key, tensor in model.state_dict(keep_vars=True).items()}
+    kept = {key: tensor for key, tensor in tensors.items() if key not in getattr(model, "all_tied_weights_keys", {})}
+    dtypes = {key: name_of(tensor.dtype) for key, tensor in kept.items()}
+    source = Opened(path.parent, (path,), kept, {SAFE: tuple(kept)}, dtypes, {"format": "pt"}, safe=False)
+    subject = Subject(path, name, None, model, model.config.to_dict(), built.tokenizer, notes=built.notes)
+    return with_inputs(subject, options), source

@@ -1,0 +1,91 @@
+"""Is a patched checkpoint still what was written?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from normprobe.checkpoints.header import read_header
+from normprobe.checkpoints.shard import parts_in
+from normprobe.checkpoints.staging import recover
+from normprobe.checkpoints.weights import read_keys
+from normprobe.errors import NormprobeError
+from normprobe.patching.manifest import Manifest, hashes_of, read_manifest
+
+Tell = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found.
+
+    Attributes:
+        told: what a run that was stopped had left, and what became of it.
+        problems: what is not as it was written.
+        summary: both in a line.
+    """
+
+    told: tuple[str, ...]
+    problems: tuple[str, ...]
+    summary: str
+
+
+def verify(folder: Path, tell: Tell | None = None) -> Verified:
+    """Hold every tensor and file of `folder` against its manifest; the leftover of a stopped run is put right first.
+
+    Raises:
+        CheckpointError: there is no manifest.
+    """
+    told = recover(folder)
+    manifest = read_manifest(folder)
+    problems = (*_files(folder, manifest), *_weights(folder, manifest, tell or (lambda stage, done, total: None)))
+    tensors = sum(map(len, manifest.tensors.values()))
+    as_it_was = f"{folder}: {tensors} tensors in {len(manifest.tensors)} files are as they were written"
+    count = len(problems)
+    summary = f"{folder}: {count} problem{'' if count == 1 else 's'}" if problems else as_it_was
+    return Verified(told, problems, summary)
+
+
+def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
+    found = hashes_of(folder, manifest.tensors)
+    for name, value in manifest.files.items():
+        if name not in found:
+            yield f"{name}: missing"
+        elif found[name] != value:
+            yield f"{name}: changed since"
+    for name in found.keys() - manifest.files.keys():
+        yield f"{name}: added since"
+
+
+def _weights(folder: Path, manifest: Manifest, tell: Tell) -> Iterator[str]:
+    paths = [folder / name for name in manifest.tensors]
+    total, done = sum(path.stat().st_size for path in paths if path.is_file()), 0
+    for path, expected in zip(paths, manifest.tensors.values(), strict=True):
+        if not path.is_file():
+            yield f"{path.name}: missing"
+            continue
+        try:
+            read_keys(path)
+            found = _hashes(path)
+        except NormprobeError as error:
+            yield str(error)
+            continue
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                what = "missing" if name not in found else "added since" if name not in expected else "other values"
+                yield f"{path.name}: {name}: {what}"
+        done += path.stat().st_size
+        tell("verify", done, total)
+
+
+def _hashes(path: Path) -> dict[str, str]:
+    header, found = read_header(path), {}
+    with path.open("rb") as stream:
+        for name, entry in header.entries.items():
+            digest = hashlib.sha256()
+            for part in parts_in(stream, header, entry):
+                digest.update(part)
+            found[name] = digest.hexdigest()
+    return found

@@ -1,0 +1,5 @@
+"""The field of a configuration that lists the changes of a patched model."""
+
+from __future__ import annotations
+
+FIELD = "normprobe"  # {"base": name of the class that is changed, "changes": […], "version": of normprobe}
