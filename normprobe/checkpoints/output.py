@@ -19,6 +19,8 @@ from normprobe.checkpoints.shard import ShardWriter, Told, parts_in, read_back
 from normprobe.checkpoints.weights import SAFE, SAFE_INDEX
 from normprobe.errors import CheckpointError
 
+_WORTH_IT = 1 << 16  # bytes from which a tensor is mapped and not kept; a process may have some 65,000 mappings
+
 
 @dataclass(frozen=True)
 class Room:
@@ -79,7 +81,6 @@ class Output:
         self._places = {name: file for file, rooms in layout.items() for name in rooms}
         self._stack = ExitStack()
         self._writers: dict[str, ShardWriter] = {}
-        self._mapped: dict[str, Tensor] = {}
         for file, rooms in layout.items():
             header = laid_out({n: (r.dtype, r.shape, r.nbytes) for n, r in rooms.items()}, source.metadata)
             writer = ShardWriter(folder / file, header)
@@ -101,16 +102,14 @@ class Output:
         return self._mapping(file, name, tensor)
 
     def _mapping(self, file: str, name: str, tensor: Tensor) -> Tensor | None:
+        """By a mapping of its own: in one that others are written to, a page shared with them would stay as it was."""
         header = self._writers[file].header
         entry = header.entries[name]
-        start = header.size + entry.start
-        if entry.nbytes == 0 or start % tensor.element_size():
+        start, end = header.size + entry.start, header.size + entry.end
+        if entry.nbytes < _WORTH_IT or start % tensor.element_size():
             return None
-        if file not in self._mapped:
-            size = header.size + header.values
-            path = str(self.folder / file)
-            self._mapped[file] = torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
-        return self._mapped[file][start : start + entry.nbytes].view(tensor.dtype).reshape(tensor.shape)
+        mapped = torch.from_file(str(self.folder / file), shared=False, size=end, dtype=torch.uint8)
+        return mapped[start:end].view(tensor.dtype).reshape(tensor.shape)
 
     def finish(self) -> dict[str, dict[str, str]]:
         """Copy what is missing, wait for the disk, read everything back, and write the index.
@@ -132,7 +131,6 @@ class Output:
 
     def close(self) -> None:
         """Let go of the files."""
-        self._mapped.clear()
         self._stack.close()
 
     def _copy(self) -> None:
