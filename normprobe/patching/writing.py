@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class Writing:
     def __init__(self, folder: Path, model: nn.Module, source: Opened, most: int | None, told: Told) -> None:
         self.folder, self.model, self.source, self.most, self.told = folder, model, source, most, told
         self._stored = bound(model, source.tensors)
+        self._unused = source.tensors.keys() - saved_state(model, source).keys()
         self._touched: set[str] = set()
         self._put: set[str] = set()
         self._output = Output(folder, self._layout(None), source, told)
@@ -105,7 +106,9 @@ class Writing:
         """The files of the source, with what came and without what went; or of at most so many bytes each."""
         layout = same_layout(self.source)
         if state is not None:
-            layout = {f: {n: r for n, r in rooms.items() if n in state} for f, rooms in layout.items()}
+            layout = {
+                f: {n: r for n, r in rooms.items() if n in state or n in self._unused} for f, rooms in layout.items()
+            }
             for name, tensor in state.items():
                 layout[_file_for(name, layout)][name] = self._room(name, tensor)
             layout = {file: _in_order(rooms) for file, rooms in layout.items() if rooms} or layout
@@ -124,17 +127,18 @@ class Writing:
 
 
 def saved_state(model: nn.Module, source: Opened) -> dict[str, Tensor]:
-    """What a checkpoint of `model` holds, by the names and in the form that the checkpoint had: of tied tensors one,
-    what was merged on its way in taken apart."""
+    """What a checkpoint of `model` holds, by the names and in the form that the checkpoint had: tied tensors by as many
+    names as it has there, one if by none, and what was merged on its way in taken apart."""
     from transformers.core_model_loading import revert_weight_conversion
 
     state = model.state_dict(keep_vars=True)
-    chosen: dict[Any, str] = {}
+    named = {key_of(tensor) for name, tensor in state.items() if name in source.tensors}
+    kept: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        key = (key_of(tensor), name) if not tensor.numel() else key_of(tensor)
-        if key not in chosen or (name in source.tensors and chosen[key] not in source.tensors):
-            chosen[key] = name
-    kept = {name: state[name] for name in state if name in set(chosen.values())}
+        key = key_of(tensor)
+        if name in source.tensors or not tensor.numel() or key not in named:
+            kept[name] = tensor
+            named.add(key)
     with torch.no_grad():
         return dict(revert_weight_conversion(model, kept))  # type: ignore[arg-type]
 
