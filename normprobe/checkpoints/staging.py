@@ -65,8 +65,10 @@ def check_place(out: Path, source: Path | None, *, overwrite: bool) -> None:
 
 
 def _check_apart(out: Path, source: Path, named: Path) -> None:
-    folder = source if source.is_dir() else source.parent
-    if out in (source, folder):
+    if not source.is_dir():
+        return  # one file, which a new folder beside it leaves alone
+    folder = source
+    if out == folder:
         raise CheckpointError(f"{named} is the checkpoint itself", expected="another folder", hint="another name")
     if folder in out.parents or out in folder.parents:
         what = "lies in the checkpoint" if folder in out.parents else "holds the checkpoint"

@@ -41,7 +41,8 @@ class Writing:
     def __init__(self, folder: Path, model: nn.Module, source: Opened, most: int | None, told: Told) -> None:
         self.folder, self.model, self.source, self.most, self.told = folder, model, source, most, told
         self._stored = bound(model, source.tensors)
-        self._unused = source.tensors.keys() - saved_state(model, source).keys()
+        self._prefix = _prefix(self._stored)
+        self._unused = source.tensors.keys() - saved_state(model, source, self._prefix).keys()
         self._touched: set[str] = set()
         self._put: set[str] = set()
         self._output = Output(folder, self._layout(None), source, told)
@@ -71,7 +72,7 @@ class Writing:
         Returns:
             SHA-256 of every tensor of every file.
         """
-        state = saved_state(self.model, self.source)
+        state = saved_state(self.model, self.source, self._prefix)
         layout = self._layout(state)
         if layout != self._output.layout:
             self._anew(layout)
@@ -126,21 +127,35 @@ class Writing:
         self._output, self._put = Output(self.folder, layout, self.source, self.told), set()
 
 
-def saved_state(model: nn.Module, source: Opened) -> dict[str, Tensor]:
+def saved_state(model: nn.Module, source: Opened, prefix: str) -> dict[str, Tensor]:
     """What a checkpoint of `model` holds, by the names and in the form that the checkpoint had: tied tensors by as many
-    names as it has there, one if by none, and what was merged on its way in taken apart."""
+    names as it has there, one if by none, and what was merged on its way in taken apart.
+
+    Args:
+        model: the model.
+        source: its checkpoint.
+        prefix: what names of the model have before those of the checkpoint.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     state = model.state_dict(keep_vars=True)
-    named = {key_of(tensor) for name, tensor in state.items() if name in source.tensors}
+    in_source = {name for name in state if name.removeprefix(prefix) in source.tensors}
+    named = {key_of(state[name]) for name in in_source}
     kept: dict[str, Tensor] = {}
     for name, tensor in state.items():
         key = key_of(tensor)
-        if name in source.tensors or not tensor.numel() or key not in named:
+        if name in in_source or not tensor.numel() or key not in named:
             kept[name] = tensor
             named.add(key)
     with torch.no_grad():
-        return dict(revert_weight_conversion(model, kept))  # type: ignore[arg-type]
+        found = revert_weight_conversion(model, kept)  # type: ignore[arg-type]
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+def _prefix(stored: Mapping[str, str]) -> str:
+    """What the names of a model have before the `stored` ones, as of a base model that became a part, or ""."""
+    found = {name.removesuffix(there) for name, there in stored.items() if name.endswith(there)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _in_order(rooms: Mapping[str, Room]) -> dict[str, Room]:

@@ -12,7 +12,7 @@ from normprobe.rewrites.batchnorm.to_group import Grouped
 from normprobe.rewrites.mup.layers import Base, DividedInput, ScaledQueries
 from normprobe.rewrites.norms.add_final import NormedInput, NormedOutput
 from normprobe.rewrites.norms.add_output import NormedWrite
-from normprobe.rewrites.norms.computed import Computed, Form
+from normprobe.rewrites.norms.computed import Computed, Form, Uncentred
 from normprobe.rewrites.norms.to_dyt import DynamicTanh
 from normprobe.rewrites.norms.to_rmsnorm.layers import CentredInput, CentredOutput
 from normprobe.rewrites.norms.upcast import Upcast
@@ -39,6 +39,7 @@ LAYERS: tuple[type[Any], ...] = (
     Offset,
     ScaledOutput,
     ScaledQueries,
+    Uncentred,
     Upcast,
 )
 MODULES: tuple[type[Any], ...] = (HeadNorm, NormedRows, Passed, StandardisedRows)

@@ -161,8 +161,9 @@ def test_names_without_the_prefix_of_the_model_stay_so(source: Source, rewrite: 
 
 def test_a_gguf_file_becomes_safetensors(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    tensors = write_gguf(tmp_path / "tiny.gguf")
-    found = patch(str(tmp_path / "tiny.gguf"), tmp_path / "out", [FoldGains()], FAST)
+    (tmp_path / "source").mkdir()
+    tensors = write_gguf(tmp_path / "source" / "tiny.gguf")
+    found = patch(str(tmp_path / "source" / "tiny.gguf"), tmp_path / "out", [FoldGains()], FAST)
     model = AutoModelForCausalLM.from_pretrained(found.out)
     gain = torch.from_numpy(tensors["output_norm.weight"])
     head = (torch.from_numpy(tensors["output.weight"]).double() * gain.double()).float()
