@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -44,9 +45,26 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self._answer()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/api/models/"):
+            self._list()
+            return
         content = self._answer()
         if content is not None:
             self.wfile.write(content)
+
+    def _list(self) -> None:
+        """A repository and its files, as `/api/models/REPO/revision/REVISION` and `…/tree/…` have them."""
+        repo, kind = re.split("/(revision|tree)/", self.path.removeprefix("/api/models/"))[:2]
+        files = [path for path in (self.folder / repo).rglob("*") if path.is_file()]
+        names = [str(path.relative_to(self.folder / repo)) for path in files]
+        info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+        sizes = [path.stat().st_size for path in files]
+        tree = [{"type": "file", "path": n, "size": s, "oid": "0"} for n, s in zip(names, sizes, strict=True)]
+        content = json.dumps(info if kind == "revision" else tree).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _answer(self) -> bytes | None:
         repo, _, rest = self.path.strip("/").partition("/resolve/")
@@ -90,12 +108,14 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     thread.join()
 
 
-def ask(home: Path, endpoint: str, offline: bool, *questions: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers of a fresh process, whose hub is `endpoint` and whose cache is in `home`."""
+def ask(
+    home: Path, endpoint: str, offline: bool, *questions: tuple[str, dict[str, Any]], code: str = ASK
+) -> list[dict[str, Any]]:
+    """The answers of a fresh process that runs `code`, whose hub is `endpoint` and whose cache is in `home`."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
     environment = {key: value for key, value in os.environ.items() if key != "TRANSFORMERS_OFFLINE"}
     done = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps(questions)],
+        [sys.executable, "-c", code, json.dumps(questions)],
         env={**environment, **settings, "HF_HUB_DISABLE_XET": "1"},
         capture_output=True,
         text=True,
