@@ -37,8 +37,8 @@ def built(kind: str) -> nn.Module:
     return model
 
 
-def largest(model: nn.Module) -> dict[tuple[str, int], float]:
-    report = normprobe.probe(model, {"input_ids": IDS}, exact=True)
+def largest(model: nn.Module, inputs: Any = None) -> dict[tuple[str, int], float]:
+    report = normprobe.probe(model, {"input_ids": IDS} if inputs is None else inputs, exact=True)
     return {(site.path, head.head): head.sampled_max for site in report.attention for head in site.heads}
 
 

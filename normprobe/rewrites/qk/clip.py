@@ -18,6 +18,7 @@ from normprobe.records import Anatomy
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import bytes_of
+from normprobe.rewrites.qk.copies import on_copies
 from normprobe.rewrites.qk.heads import Rows, own_keys, rows_of, scale, why_not
 
 Head = tuple[str, int]  # path of the attention, number of the head
@@ -53,12 +54,11 @@ class QKClip(Rewrite):
         return f"scales queries and keys of heads whose logits exceed {self.limit:g} down to it"
 
     def sites(self, survey: Survey) -> Sites:
-        """One site for every parameter of which rows are scaled; the model is changed and put back to find them."""
+        """One site for every parameter of which rows are scaled; the factors are tried on copies of the weights."""
         if any(p.is_meta for p in survey.model.parameters()):
             raise RewriteError("QKClip has to measure the logits", expected="a model with weights", found="device meta")
         search = _Search.of(survey, self.limit)
-        with ExitStack() as undo:
-            search.run(undo)
+        search.run()
         refused = tuple(Refusal(path, why) for path, why in search.refused.items())
         return Sites(tuple(_sites(survey, search.factors)), refused)
 
@@ -73,7 +73,8 @@ class QKClip(Rewrite):
             RewriteError: a clipped head still exceeds the limit by more than rounding.
         """
         search = _Search.of(Survey.of(model, inputs), self.limit)
-        left = list(search.over())
+        clipped = {name for site in sites for name in site.touched}
+        left = [(key, largest) for key, largest in search.over() if search.names(key[0])[0] in clipped]
         if left:
             (path, head), largest = left[0]
             raise RewriteError(
@@ -90,7 +91,7 @@ class QKClip(Rewrite):
 class _Search:
     """Clips, measures, and clips again until every head that can be clipped is within the limit."""
 
-    def __init__(self, survey: Survey, limit: float, reasons: Mapping[str, str | None]) -> None:
+    def __init__(self, survey: Survey, limit: float, reasons: dict[str, str | None]) -> None:
         self.survey, self.limit, self.reasons = survey, limit, reasons
         self.biases: Biases = find_biases(survey, dict(survey.model.named_parameters()))
         self.sites = {site.path: site for site in survey.anatomy.attention}
@@ -104,23 +105,40 @@ class _Search:
         named = dict(survey.model.named_parameters())
         return cls(survey, limit, {s.path: why_not(survey.anatomy, s, named) for s in survey.anatomy.attention})
 
-    def run(self, undo: ExitStack) -> None:
+    def run(self) -> None:
         """Find the heads that are clipped, and the `factors` of their rows; they end at the limit, neither above nor,
-        where clipping earlier layers has made their logits smaller, below it."""
-        for _ in range(_ROUNDS + len(self.sites)):
-            off = dict(self._off())
-            if not off:
-                return
-            for key, largest in off.items():
-                self.heads[key] = min(self.heads.get(key, 1.0) * self.limit / largest, 1.0)
-            undo.close()  # factors act on the weights as they were
-            self.factors = dict(self._rows())
-            scale(self.survey.model, self.factors, undo)
-        raise RewriteError(
-            f"QKClip found no factors in {_ROUNDS + len(self.sites)} rounds",
-            expected=f"logits up to {self.limit:g}",
-            found=", ".join(f"{path} head {head}: {value:.4g}" for (path, head), value in list(self._off())[:3]),
-        )
+        where clipping earlier layers has made their logits smaller, below it. An attention that does not get there is
+        refused, the first one alone: those behind it may have moved because of it."""
+        while (left := self._rounds()) is not None:
+            path, told = left
+            self.reasons[path] = f"no factors were found in {self._most} rounds: {told}"
+
+    @property
+    def _most(self) -> int:
+        return _ROUNDS + len(self.sites)
+
+    def _rounds(self) -> tuple[str, str] | None:
+        """Search from the start, on copies of the weights; the first attention that is not at the limit in the end, and
+        how far from it."""
+        self.heads, self.factors = {}, {}
+        names = [name for path, why in self.reasons.items() if why is None for name in self.names(path)]
+        with on_copies(self.survey.model, names), ExitStack() as undo:
+            for _ in range(self._most):
+                off = dict(self._off())
+                if not off:
+                    return None
+                for key, largest in off.items():
+                    self.heads[key] = min(self.heads.get(key, 1.0) * self.limit / largest, 1.0)
+                undo.close()  # factors act on the weights as they were
+                self.factors = dict(self._rows())
+                scale(self.survey.model, self.factors, undo)
+            return next(((path, f"head {head} is at {value:.4g}") for (path, head), value in self._off()), None)
+
+    def names(self, path: str) -> list[str]:
+        """The parameters that make queries and keys of an attention that can be clipped, its query weight first."""
+        columns = self.sites[path].columns
+        made = [rows for side in "qk" if side in columns for rows in rows_of(columns[side], 0, self.biases)]
+        return [rows.parameter for rows in made]
 
     def over(self, found: Sequence[tuple[Head, float]] | None = None) -> Iterator[tuple[Head, float]]:
         """Heads that can be clipped and whose largest logit is above the limit by more than rounding."""

@@ -13,8 +13,6 @@ from normprobe.records import Anatomy, AttentionSite, HeadRows
 from normprobe.rewrites.biases import Biases
 from normprobe.rewrites.edits import set_values
 
-Factors = Mapping[int, float]  # head -> factor
-
 
 @dataclass(frozen=True)
 class Rows:
