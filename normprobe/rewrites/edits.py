@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
@@ -52,8 +53,16 @@ def _write(parameter: Tensor, values: Tensor) -> None:
 
 def bytes_of(model: nn.Module, names: tuple[str, ...]) -> int:
     """Memory that undo holds for these parameters, tied ones counted once."""
-    held = {id(p): p for p in (model.get_parameter(name) for name in names)}
-    return sum(p.numel() * p.element_size() for p in held.values())
+    return _size(model.get_parameter(name) for name in names)
+
+
+def bytes_in(module: nn.Module) -> int:
+    """Memory of all parameters and buffers inside a module, which undo holds once the module is out."""
+    return _size((*module.parameters(), *module.buffers()))
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(p.numel() * p.element_size() for p in {id(p): p for p in tensors}.values())
 
 
 def chosen(path: str, only: str | tuple[str, ...] | None) -> bool:

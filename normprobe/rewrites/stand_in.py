@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites.base import Survey, module_at
+from normprobe.rewrites.base import Survey, full_name, module_at
+from normprobe.rewrites.edits import bytes_in
 
 
 @final
@@ -36,6 +37,13 @@ def why_not_out(survey: Survey, path: str) -> str | None:
     if spec is not None and len(spec.tensors()) != 1:
         return "it is given more than one tensor, a gate perhaps, and does more than to norm"
     return None
+
+
+def goes(model: nn.Module, path: str) -> tuple[tuple[str, ...], int]:
+    """Full names of the parameters that go with the module at `path`, and the memory that undo holds once it is out."""
+    module = module_at(model, path)
+    names = tuple(full_name(path, name) for name, _ in module.named_parameters(remove_duplicate=False))
+    return names, bytes_in(module)
 
 
 def take_out(model: nn.Module, path: str, undo: ExitStack) -> nn.Module:

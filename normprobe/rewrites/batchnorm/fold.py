@@ -15,7 +15,7 @@ from normprobe.records import Anatomy, NormSite, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.batchnorm.held import Held, batch_norm_sites, held_of
 from normprobe.rewrites.edits import bytes_of, set_values
-from normprobe.rewrites.stand_in import take_out
+from normprobe.rewrites.stand_in import goes, take_out
 
 _IN_TRAIN_MODE = "in train mode the function changes: there is no batch statistic any more"
 
@@ -33,9 +33,9 @@ class FoldBatchNorm(ChosenRewrite):
     """Each batch norm goes into the convolution or matrix whose output it reads: W g / √(v + eps), (c − m) g / √(v +
     eps) + b.
 
-    Exact in eval mode; for inference and export (Jacob et al. 2018, sec. 3.2). An `nn.Identity` stands where the norm
-    was, and a weight without an offset gets one. Refused where something else reads that output too, or the weight
-    makes other outputs as well.
+    Exact in eval mode; for inference and export (Jacob et al. 2018, sec. 3.2). A module that passes its input on stands
+    where the norm was, and a weight without an offset gets one, which learns as the weight does. Refused where something
+    else reads that output too, or the weight makes other outputs as well.
 
     Attributes:
         only: a pattern of paths of norms, or several; None for all.
@@ -72,7 +72,8 @@ class FoldBatchNorm(ChosenRewrite):
             set_values(holder.get_parameter(detail.bias), fresh, undo)
         else:
             undo.callback(holder._parameters.__setitem__, "bias", None)
-            holder._parameters["bias"] = nn.Parameter(fresh.to(dtype=weight.dtype, device=weight.device))
+            made = fresh.to(dtype=weight.dtype, device=weight.device)
+            holder._parameters["bias"] = nn.Parameter(made, weight.requires_grad)
         take_out(model, site.path, undo)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
@@ -110,9 +111,11 @@ class _Before:
         bias = None if holder._parameters["bias"] is None else "bias"
         touched = (found.parameter, *(() if bias is None else (full_name(path, bias),)))
         added = (full_name(path, "bias"),) if bias is None else ()
-        size = bytes_of(self.survey.model, touched)
+        gone, size = goes(self.survey.model, norm.path)
+        size += bytes_of(self.survey.model, touched)
         detail = _Detail(held, found, bias)
-        return Site(norm.path, f"goes into {found.parameter}", touched, added, undo_bytes=size, detail=detail)
+        change = f"goes into {found.parameter}"
+        return Site(norm.path, change, touched, added, gone=gone, undo_bytes=size, detail=detail)
 
     def _weight(self, norm: NormSite) -> WeightSite | str:
         calls = [call for call in self.trace.calls if call.path == norm.path and not call.composite]

@@ -14,7 +14,7 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.batchnorm.held import Held, batch_norm_sites, held_of
-from normprobe.rewrites.edits import bytes_of, set_values
+from normprobe.rewrites.edits import bytes_in, set_values
 from normprobe.rewrites.swap import Layer, lay
 
 _MOST = 32  # groups; Wu & He 2018, sec. 3.1
@@ -132,7 +132,8 @@ def _site(survey: Survey, norm: NormSite, detail: _Detail) -> Site:
     own = {"weight": held.weight, "bias": held.bias}
     added = tuple(full_name(norm.path, _OWN[kind]) for kind, name in own.items() if name is None)
     change = f"becomes groupnorm, {detail.groups} groups of {detail.channels // detail.groups} channels"
-    return Site(norm.path, change, touched, added, undo_bytes=bytes_of(survey.model, touched), detail=detail)
+    size = bytes_in(module_at(survey.model, norm.path))
+    return Site(norm.path, change, touched, added, undo_bytes=size, detail=detail)
 
 
 def _carried(module: nn.Module, detail: _Detail) -> tuple[Tensor, Tensor]:

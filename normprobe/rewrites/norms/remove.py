@@ -14,7 +14,7 @@ from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites,
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.norms.computed import Form, acting, form_of
 from normprobe.rewrites.norms.shared import why_shared
-from normprobe.rewrites.stand_in import take_out
+from normprobe.rewrites.stand_in import goes, take_out
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,10 @@ class RemoveNorms(ChosenRewrite):
     """Norms that never run go, and a norm that reads another norm's output goes into that one.
 
     A norm that does not run is set to None in its parent, so that its parameters leave the state dict and code that
-    calls it all the same says so. Of two norms in a row the second becomes an `nn.Identity`; its gain and offset
-    go into those of the first, by the mean and the size that these give to the second's input where the first's
-    output is white: exact but for eps where the first has one gain for all features and no offset, else calibrated.
+    calls it all the same says so. Of two norms in a row a module that passes its input on stands where the second was;
+    its gain and offset go into those of the first, by the mean and the size that these give to the second's input where
+    the first's output is white: exact but for eps where the first has one gain for all features and no offset, else
+    calibrated.
 
     Attributes:
         only: a pattern of paths of norms, or several; None for all.
@@ -74,7 +75,8 @@ def _site(survey: Survey, norm: NormSite) -> Site | Refusal | None:
     if not norm.executed:
         if norm.idle_beside:
             return Refusal(norm.path, f"{norm.idle_beside[0]} beside it did not run either: a part that is optional")
-        return Site(norm.path, f"the {norm.kind} never runs and goes")
+        gone, size = goes(survey.model, norm.path)
+        return Site(norm.path, f"the {norm.kind} never runs and goes", gone=gone, undo_bytes=size)
     first = survey.anatomy.norm(norm.follows or "")
     return None if first is None else _second(survey, first, norm)
 
@@ -94,7 +96,9 @@ def _second(survey: Survey, first: NormSite, norm: NormSite) -> Site | Refusal:
         return Refusal(norm.path, f"{first.path}, which it would go into, stays: {why}")
     change = f"the second {norm.kind} in a row goes into {first.path}"
     doubled = _Doubled(first.path, before, behind)
-    return Site(norm.path, change, names, undo_bytes=bytes_of(survey.model, names), detail=doubled)
+    gone, size = goes(survey.model, norm.path)
+    held = size + bytes_of(survey.model, names)
+    return Site(norm.path, change, names, gone=gone, undo_bytes=held, detail=doubled)
 
 
 def _merge(first: nn.Module, second: nn.Module, doubled: _Doubled, undo: ExitStack) -> None:

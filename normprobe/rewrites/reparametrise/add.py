@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import chosen
+from normprobe.rewrites.edits import bytes_of, chosen
 from normprobe.rewrites.reparametrise.forms import NormedRows, StandardisedRows
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -102,7 +102,8 @@ def _site(survey: Survey, site: WeightSite, kind: Kind) -> Site | Refusal:
     weight = survey.model.get_parameter(site.parameter)
     if kind == "weight_norm" and not weight.is_meta and not bool(weight.detach().square().sum(axes).all()):
         return Refusal(site.parameter, "an output of it has no weight but 0: that has no direction")
-    return Site(path or ".", change, added=names, gone=(site.parameter,), detail=_Detail(own, axes))
+    gone, detail = (site.parameter,), _Detail(own, axes)
+    return Site(path or ".", change, added=names, gone=gone, undo_bytes=bytes_of(survey.model, gone), detail=detail)
 
 
 def _why_not(survey: Survey, site: WeightSite, module: nn.Module | None, own: str) -> str | None:

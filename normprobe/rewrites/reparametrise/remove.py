@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, Reparametrization
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import chosen
+from normprobe.rewrites.edits import bytes_in, chosen
 
 _READERS = "_load_state_dict_pre_hooks"
 
@@ -78,7 +78,8 @@ def _site(survey: Survey, one: Reparametrization) -> Site | Refusal:
     change = f"{own} is stored as it is ({one.kind.replace('_', ' ')} goes)"
     held = module.get_submodule(f"parametrizations.{own}")
     gone = tuple(full_name(path or ".", f"parametrizations.{own}.{name}") for name, _ in held.named_parameters())
-    return Site(path or ".", change, added=(full_name(path or ".", own),), gone=gone, detail=own)
+    added = (full_name(path or ".", own),)
+    return Site(path or ".", change, added=added, gone=gone, undo_bytes=bytes_in(held), detail=own)
 
 
 def _computed(module: nn.Module, own: str) -> Tensor:

@@ -22,7 +22,7 @@ from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.residual.scale import SCALE, scale_output
-from normprobe.rewrites.stand_in import take_out, why_not_out
+from normprobe.rewrites.stand_in import goes, take_out, why_not_out
 from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -50,8 +50,8 @@ class Fixup(Rewrite):
     Breaking: to be trained from scratch. "fixup" (Zhang, Dauphin & Ma 2019, sec. 3) makes the last weights of every
     branch and the head 0, scales the others of a branch of m weights by writes^(−1/(2m − 2)), puts a learned factor,
     1, on every branch and adds a learned number, 0, before every weight and every activation that is a module.
-    "t_fixup" (Huang et al. 2020, sec. 3.2) is for transformers: Xavier's scale by depth, and no warm-up. An
-    `nn.Identity` stands where a norm was.
+    "t_fixup" (Huang et al. 2020, sec. 3.2) is for transformers: Xavier's scale by depth, and no warm-up. A module that
+    passes its input on stands where a norm was.
 
     Attributes:
         variant: fixup | t_fixup.
@@ -129,7 +129,11 @@ def _norms(survey: Survey) -> Iterator[Site | Refusal]:
         if not norm.executed or norm.kind in _BOUNDED:
             continue
         why = why_not_out(survey, norm.path) if norm.module else "it is written out inside a forward and cannot go"
-        yield Site(norm.path, f"the {norm.kind} goes", detail=_take_out) if why is None else Refusal(norm.path, why)
+        if why is not None:
+            yield Refusal(norm.path, why)
+            continue
+        gone, size = goes(survey.model, norm.path)
+        yield Site(norm.path, f"the {norm.kind} goes", gone=gone, undo_bytes=size, detail=_take_out)
 
 
 def _take_out(model: nn.Module, site: Site, undo: ExitStack) -> None:

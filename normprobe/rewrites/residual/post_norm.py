@@ -15,7 +15,7 @@ from normprobe.rewrites.at_add import Link, link
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.deepnorm import scales
-from normprobe.rewrites.stand_in import take_out, why_not_out
+from normprobe.rewrites.stand_in import goes, take_out, why_not_out
 from normprobe.rewrites.swap import why_not as class_stays
 
 
@@ -37,7 +37,7 @@ class ToPostNorm(Rewrite):
     Breaking: to be trained from scratch. A post-norm stack has the gradient of its top layers large and needs warm-up
     (Xiong et al. 2020, theorem 1); DeepNorm's α with the initial scale β of `Initialise("deepnorm")` holds the first
     updates (Wang et al. 2022, sec. 4.2). Each norm keeps its object and its parameters, and becomes a child of the
-    module that adds, `post_` before its old name; an `nn.Identity` stands where it was.
+    module that adds, `post_` before its old name; a module that passes its input on stands where it was.
 
     Attributes:
         deepnorm: whether the trunk is multiplied by DeepNorm's α before each sum.
@@ -83,7 +83,9 @@ class ToPostNorm(Rewrite):
         if final is not None and not final.module:
             yield f"its final norm {final.path} is written out inside a forward and cannot go"
         elif final is not None:
-            yield Site(final.path, "the final norm goes: the last sum is normed", detail=_Detail(final.path, index))
+            gone, size = goes(survey.model, final.path)
+            change = "the final norm goes: the last sum is normed"
+            yield Site(final.path, change, gone=gone, undo_bytes=size, detail=_Detail(final.path, index))
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Put an identity in the place of the norm, and link its old module to the add."""
