@@ -34,8 +34,8 @@ class FoldBatchNorm(ChosenRewrite):
     eps) + b.
 
     Exact in eval mode; for inference and export (Jacob et al. 2018, sec. 3.2). A module that passes its input on stands
-    where the norm was, and a weight without an offset gets one, which learns as the weight does. Refused where something
-    else reads that output too, or the weight makes other outputs as well.
+    where the norm was, and a weight without an offset gets one, which learns as the weight does. Refused where
+    something else reads that output too, or the weight makes other outputs as well.
 
     Attributes:
         only: a pattern of paths of norms, or several; None for all.
