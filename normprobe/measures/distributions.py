@@ -15,7 +15,7 @@ from torch import Tensor
 from normprobe import stats
 from normprobe.capture.outputs import named_tensors
 from normprobe.measures.edits import WHOLE, Part
-from normprobe.measures.finite import floats
+from normprobe.measures.main_output import main_output
 from normprobe.measures.padding import fitting
 from normprobe.measures.tokens import PIECE
 from normprobe.records import Anatomy
@@ -39,12 +39,12 @@ class Reading:
             padding: masks of the tokens that are left out.
             part: the copy of the batch that is read.
         """
-        named = dict(named_tensors(output)).get("logits")
-        found = named if named is not None else next((t for t in floats(output) if t.dim()), None)
-        if found is None or not found.is_floating_point() or not found.dim():
+        found = main_output(output)
+        if found is None:
             return None
+        named = found is dict(named_tensors(output)).get("logits")
         found = part.of(found)
-        logits = (named is not None or anatomy.head is not None) and found.dim() in (2, 3) and found.shape[-1] > 1
+        logits = (named or anatomy.head is not None) and found.dim() in (2, 3) and found.shape[-1] > 1
         rows = found.detach().reshape(-1, found.shape[-1])
         mask = fitting(padding, (found.shape[0], found.shape[1])) if found.dim() == 3 else None
         return cls(rows if mask is None else rows[~mask.to(rows.device).flatten()], logits)

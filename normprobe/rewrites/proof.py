@@ -17,6 +17,7 @@ from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import RewriteError
 from normprobe.measures.loss import told_loss
+from normprobe.measures.main_output import main_output
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
 from normprobe.rewrites.base import Effect
@@ -41,7 +42,7 @@ class Proof(Record):
         dtype: dtype of the first of them; differences are taken in float64.
         max_abs: max |after − before|; infinite where one of them is not finite.
         max_rel: `max_abs` over max |before|.
-        kl: mean over tokens of KL(before ‖ after) in nats; None where the first output is no logits over a vocabulary.
+        kl: mean over tokens of KL(before ‖ after) in nats; None where the model returns no logits over a vocabulary.
         agreement: share of tokens with the same most likely next token; None as above.
         tokens: number of tokens behind `kl` and `agreement`.
         loss: what the losses are; None where the inputs hold neither labels nor the tokens of logits.
@@ -83,9 +84,10 @@ class Proof(Record):
 
 @dataclass(frozen=True)
 class _Ran:
-    """What one forward gave: its floating tensors, and its loss with the name of that."""
+    """What one forward gave: its floating tensors, the one that is no loss, and its loss with the name of that."""
 
     outputs: list[Tensor]
+    main: Tensor | None
     loss: tuple[float, str] | None
 
     @classmethod
@@ -93,11 +95,12 @@ class _Ran:
         with untouched(model) as keeper, torch.no_grad():
             with keeper.mode():
                 output = invoke(model, inputs)
-            floating = [t for _, t in named_tensors(output) if t.is_floating_point()]
-            found = [t.detach().clone() for t in floating if t.numel()]
+            floating = [t for _, t in named_tensors(output) if t.is_floating_point() and t.numel()]
+            found, wanted = [t.detach().clone() for t in floating], main_output(output)
+            main = next((copy for t, copy in zip(floating, found, strict=True) if t is wanted), None)
             loss = told_loss(output, inputs, anatomy)
         if found:
-            return cls(found, loss)
+            return cls(found, main, loss)
         raise RewriteError(
             f"nothing to prove: {type(model).__name__} returns no floating tensor",
             expected="at least one floating tensor among the outputs",
@@ -162,7 +165,7 @@ class Baseline:
             max_abs=change,
             max_rel=0.0 if change == 0 else change / largest if 0 < largest < _INFINITE else _INFINITE,
             **facts,
-            **next_tokens(before[0], ran.outputs[0], tuple(tuple(t.shape) for t in integers)),
+            **_tokens(self.ran.main, ran.main, tuple(tuple(t.shape) for t in integers)),
         )
 
     def _rounding(self, after: list[Tensor]) -> dict[str, Any]:
@@ -233,6 +236,10 @@ def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
     pairs = zip(a, b or [torch.zeros((), device=t.device) for t in a], strict=True)
     differences = [float((one.double() - other.double()).abs().amax()) for one, other in pairs]
     return max(each if each == each else _INFINITE for each in differences)
+
+
+def _tokens(before: Tensor | None, after: Tensor | None, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    return {} if before is None or after is None else next_tokens(before, after, ids)
 
 
 def next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:

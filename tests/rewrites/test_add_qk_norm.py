@@ -250,3 +250,33 @@ def test_it_goes_to_plain_values_and_back_and_only_chooses_sites() -> None:
     assert {site.path.split(".")[2] for site in make_plan(model, [rewrite], {"input_ids": IDS}).steps[0][1].sites} == {
         "0"
     }
+
+
+def test_labels_among_the_inputs_change_nothing_of_the_distillation_and_the_proof() -> None:
+    """With labels the model returns its loss first, a number that no distribution is made of."""
+    plain, labelled = built("Llama"), built("Llama")
+    plans = [
+        make_plan(model, [AddQKNorm(start="distilled", steps=4)], {"input_ids": IDS, **more}).apply()
+        for model, more in ((plain, {}), (labelled, {"labels": IDS}))
+    ]
+    gains = {name: p for name, p in plain.named_parameters() if "_norm.weight" in name}
+    assert all(torch.equal(labelled.get_parameter(name), p) for name, p in gains.items())
+    proofs = [plan.proof for plan in plans]
+    assert proofs[0] is not None
+    assert proofs[1] is not None
+    assert proofs[0].kl == proofs[1].kl
+    assert proofs[1].tokens == IDS.numel()
+
+
+def test_a_number_cannot_be_distilled() -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = built("Llama")
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            loss: Tensor = self.model(input_ids=input_ids, labels=input_ids).loss
+            return loss
+
+    with pytest.raises(RewriteError, match=r"(?s)cannot be distilled.*output of shape \(\)"):
+        make_plan(Loss(), [AddQKNorm(start="distilled", steps=2)], {"input_ids": IDS}).apply()

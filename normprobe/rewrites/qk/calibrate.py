@@ -14,6 +14,7 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import RewriteError
+from normprobe.measures.main_output import main_output
 from normprobe.measures.padding import padding_masks
 from normprobe.rewrites.base import module_at
 from normprobe.rewrites.qk.modules import NormedHeads
@@ -65,12 +66,14 @@ def head_rms(model: nn.Module, rows: Mapping[Any, Rows], inputs: Inputs) -> dict
 def distil(
     model: nn.Module, projections: Sequence[nn.Module], gains: Sequence[nn.Parameter], inputs: Inputs, steps: int
 ) -> None:
-    """Train the gains, and nothing else, so that the model gives the outputs that it gave without the norms.
+    """Train the gains, and nothing else, so that the model gives the logits, or else the first output with an axis, that
+    it gave without the norms.
 
     Adam (Kingma & Ba 2015) with float32 copies of the gains; the loss is KL(before ‖ after) over the last axis.
 
     Raises:
-        RewriteError: the loss is not finite, or no gradient reaches the gains.
+        RewriteError: the model returns numbers without axes alone, the loss is not finite, or no gradient reaches the
+            gains.
     """
     with aside(projections), torch.no_grad():
         wanted = _outputs(model, inputs).float().log_softmax(-1)
@@ -100,4 +103,8 @@ def _gradients(model: nn.Module, gains: Sequence[nn.Parameter], inputs: Inputs, 
 def _outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     with untouched(model) as keeper, keeper.mode():
         output = invoke(model, inputs)
-    return next(t for _, t in named_tensors(output) if t.is_floating_point())
+    found = main_output(output)
+    if found is None:
+        told = ", ".join(f"{name} of shape {tuple(t.shape)}" for name, t in named_tensors(output)) or "no tensor"
+        raise RewriteError("the gains cannot be distilled", expected="an output of logits or features", found=told)
+    return found
