@@ -66,8 +66,9 @@ def head_rms(model: nn.Module, rows: Mapping[Any, Rows], inputs: Inputs) -> dict
 def distil(
     model: nn.Module, projections: Sequence[nn.Module], gains: Sequence[nn.Parameter], inputs: Inputs, steps: int
 ) -> None:
-    """Train the gains, and nothing else, so that the model gives the logits, or else the first output with an axis, that
-    it gave without the norms.
+    """Train the gains, and nothing else, so that the model gives the logits that it gave without the norms.
+
+    Where no output has that name, those of its first floating tensor with an axis.
 
     Adam (Kingma & Ba 2015) with float32 copies of the gains; the loss is KL(before ‖ after) over the last axis.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from normprobe.anatomy.flow.ops import Role, base
 from normprobe.anatomy.flow.steps import Flow, Step
@@ -12,7 +13,6 @@ from normprobe.rewrites.boundary import Boundaries
 
 _LINEAR_ABOVE_0 = frozenset(f"aten.{n}" for n in ("relu", "relu_", "leaky_relu", "leaky_relu_"))
 _PRODUCTS = frozenset({"aten.mul", "aten.mul_"})
-_HOMOGENEOUS = ("none", "gate", "relu", "leaky_relu")  # f(c·z) = c·f(z) for c > 0
 
 
 def absorbing(anatomy: Anatomy) -> Mapping[str, str | None]:
@@ -27,41 +27,60 @@ def absorbing(anatomy: Anatomy) -> Mapping[str, str | None]:
             found[name] = f"it writes {count} branches"
         elif site is not None and not {"reader", "writer"}.issuperset(site.roles):
             found[name] = f"it is used elsewhere too ({', '.join(site.roles)})"
-        elif site is not None and site.followed_by not in _HOMOGENEOUS:
-            found[name] = f"its product passes {site.followed_by} before it is added"
         else:
             found[name] = None
     return found
 
 
-def behind_others(boundaries: Boundaries, branch: Branch) -> Mapping[str, bool]:
-    """Which of the weights that write one branch read what another of them gives, as the second of two products in a
-    row does where the first has a way around it: a factor on both would act twice on what passes both.
+@dataclass(frozen=True)
+class Taken:
+    """What becomes of a factor on the weights that write a branch.
 
-    Returns:
-        True for a weight that only reads what is proportional to a factor on the others, and so has to be left as it
-        is; False for one that reads something else too.
+    Attributes:
+        behind: weights that read what another of them gives, as the second of two products in a row does where the
+            first has a way around it: a factor on both would act twice on what passes both. True for one that only
+            reads what is proportional to a factor on the others, and so has to be left as it is; False for one that
+            reads something else too.
+        why_not: why what is written is not multiplied by the factor; None where it is.
     """
+
+    behind: Mapping[str, bool]
+    why_not: str | None = None
+
+
+def taken_up(boundaries: Boundaries, branch: Branch, writer: str) -> Taken:
+    """Follow a factor c > 0 on the weights and biases that write `branch` to what the module `writer` returns."""
     flow, add, writers = boundaries.flow, boundaries.node(branch.add), frozenset(branch.writers)
     weights = writers.intersection(site.parameter for site in boundaries.survey.anatomy.weights)
     uses = [step for name in weights for step in boundaries.uses.get(name, ())]
-    if add is None or len(uses) < 2:
-        return {}
+    if add is None or not uses:
+        return Taken({})
     first: set[str] = set()
     found: dict[str, bool] = {}
-    known: dict[int, bool] = {}  # values behind a writer: whether they are proportional to the factor
+    broke: dict[int, Step | None] = {}  # of values behind a writer the step that is not proportional to the factor
     for step in flow.steps[min(uses) : flow.producer.get(add.outputs[0], 0)]:
-        behind = [value for value in step.inputs if value in known]
+        behind = [value for value in step.inputs if value in broke]
         own = weights.intersection(step.parameters) if step.role is Role.MATMUL else set()
         if not behind and not own:
             continue
-        whole = all(known[value] for value in behind) and (not behind or _proportional(flow, step, behind, writers))
+        why = next((broke[value] for value in behind if broke[value] is not None), None)
+        if why is None and behind and not _proportional(flow, step, behind, writers):
+            why = step
         if behind:
-            found |= {name: whole and found.get(name, True) for name in own}
+            found |= {name: why is None and found.get(name, True) for name in own}
         else:
             first |= own
-        known |= dict.fromkeys(step.outputs, whole)
-    return {name: whole and name not in first for name, whole in found.items()}
+        broke |= dict.fromkeys(step.outputs, why)
+    given = (call.outputs[0] for call in boundaries.trace.calls if call.path == writer and call.outputs)
+    bent = next((bend for value in given if (bend := broke.get(value)) is not None), None)
+    return Taken({name: whole and name not in first for name, whole in found.items()}, _told(branch, weights, bent))
+
+
+def _told(branch: Branch, weights: frozenset[str], bent: Step | None) -> str | None:
+    if bent is None:
+        return None
+    name = next(name for name in branch.writers if name in weights)
+    return f"{name}: its product passes {bent.node.op.removeprefix('aten.')} before it is added"
 
 
 def _proportional(flow: Flow, step: Step, behind: list[int], writers: frozenset[str]) -> bool:

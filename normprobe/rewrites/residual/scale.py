@@ -18,7 +18,7 @@ from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites,
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.deepnorm import depth, scales
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
-from normprobe.rewrites.residual.absorb import absorbing, behind_others
+from normprobe.rewrites.residual.absorb import absorbing, taken_up
 from normprobe.rewrites.swap import has_layer, lay
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -121,7 +121,7 @@ class ScaleResidual(ChosenRewrite):
         found = self._why_not(branch) or self._place(survey, boundaries, branch)
         if isinstance(found, str):
             return found
-        absorbed = self._absorbed(boundaries, branch, writers) if self.effect is Effect.EXACT else ()
+        absorbed = self._absorbed(boundaries, branch, found[0], writers) if self.effect is Effect.EXACT else ()
         if isinstance(absorbed, str):
             return absorbed
         return self._site(survey, _Detail(place, branch, value, *found, absorbed))
@@ -168,14 +168,14 @@ class ScaleResidual(ChosenRewrite):
         return Site(path, f"{told} times {detail.value:.4g}", detail.absorbed, added, undo_bytes=held, detail=detail)
 
     def _absorbed(
-        self, boundaries: Boundaries, branch: Branch, absorbable: Mapping[str, str | None]
+        self, boundaries: Boundaries, branch: Branch, writer: str, absorbable: Mapping[str, str | None]
     ) -> tuple[str, ...] | str:
         whys = {name: absorbable.get(name, "it is no weight that could be followed") for name in branch.writers}
-        behind = behind_others(boundaries, branch)
+        taken = taken_up(boundaries, branch, writer)
         both = "it reads what another writer gives, and something else"
-        whys |= {name: both for name, whole in behind.items() if not whole}
+        whys |= {name: both for name, whole in taken.behind.items() if not whole}
         why = next((f"{name}: {why}" for name, why in whys.items() if why is not None), None)
-        return why or tuple(name for name in branch.writers if name not in behind)
+        return why or taken.why_not or tuple(name for name in branch.writers if name not in taken.behind)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Divide the writers, and lay the factor over the module that writes, or over the one that adds."""

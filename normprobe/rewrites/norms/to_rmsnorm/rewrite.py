@@ -17,12 +17,12 @@ from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Surve
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
 from normprobe.rewrites.norms.computed import Form, Uncentred, compute, form_of
+from normprobe.rewrites.norms.to_rmsnorm.behind import uncentred
+from normprobe.rewrites.norms.to_rmsnorm.dropout import dropout_note
 from normprobe.rewrites.norms.to_rmsnorm.entry import Centred, Tied, Untied, centred_site, entry_sites, untie
 from normprobe.rewrites.norms.to_rmsnorm.fitness import subtracting, why_not
 from normprobe.rewrites.norms.to_rmsnorm.layers import CentredInput, CentredOutput
 from normprobe.rewrites.swap import why_not as class_stays
-
-_DROPOUT = "the model has dropout: in train mode what it leaves of a write has a mean, which LayerNorm would subtract"
 
 
 @final
@@ -34,9 +34,10 @@ class ToRMSNorm(Rewrite):
     writes one (Zhang & Sennrich 2019, sec. 4; Ashkboos et al. 2024, sec. 3.1). So the mean over the features is taken
     from every weight and bias that writes, and where the stream begins: from the tables that it is the sum of, or,
     where the head shares one of these or the stream begins with something else, from the stream itself at every
-    forward. Refused where something reads the stream otherwise than through such a norm, or where a write passes a
-    norm or a scale for each channel. The norms reduce in float32 or wider. Dropout behind a writer brings a mean back:
-    with it the function is the same in eval mode alone.
+    forward. Refused where something reads the stream otherwise than through such a norm, or where a write passes more
+    than moves, factors for all features and sums of what is centred too. The norms reduce in float32 or wider. Dropout
+    behind a writer brings a mean back: with it the function is the same in eval mode alone, and the plan says so where
+    two forwards in train mode differ.
 
     Attributes:
         tied: what happens to a table that the head shares: "entry" leaves it and takes the mean from the stream,
@@ -73,8 +74,8 @@ class ToRMSNorm(Rewrite):
                 refused.append(Refusal(stream.name, found))
             else:
                 sites |= {site.claims: site for site in found}
-        notes = (_DROPOUT,) if sites and self.exact and _drops(survey.model) else ()
-        return Sites(tuple(sites.values()), tuple(refused), notes)
+        note = dropout_note(survey) if sites and self.exact else None
+        return Sites(tuple(sites.values()), tuple(refused), () if note is None else (note,))
 
     def _stream(self, survey: Survey, boundaries: Boundaries, stream: Stream) -> list[Site] | str:
         why = why_not(survey.anatomy, stream) if self.exact else None
@@ -83,7 +84,7 @@ class ToRMSNorm(Rewrite):
             why = "none of the norms that read it subtracts the mean"
         forms = {norm.path: form_of(survey, norm) for norm in norms}
         stays = (f"{path} cannot be changed: {form}" for path, form in forms.items() if isinstance(form, str))
-        why = why or next(stays, None)
+        why = why or next(stays, None) or (uncentred(boundaries, stream) if self.exact else None)
         if why is not None:
             return why
         sites = [_norm_site(path, form) for path, form in forms.items() if isinstance(form, Form)]
@@ -115,10 +116,6 @@ class ToRMSNorm(Rewrite):
             if isinstance(site.detail, Form) and (norm is None or norm.kind != "rmsnorm"):
                 found = "no norm" if norm is None else norm.kind
                 raise RewriteError(f"ToRMSNorm did not take hold at {site.path}", expected="rmsnorm", found=found)
-
-
-def _drops(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
 def _norm_site(path: str, form: Form) -> Site:
