@@ -29,7 +29,7 @@ def uncentred(boundaries: Boundaries, stream: Stream) -> str | None:
     sums = {node.id for branch in stream.branches if (node := boundaries.node(branch.add)) is not None}
     broke: dict[int, Step | None] = {}  # of values behind a writer the step that brought a mean
     for step in flow.steps:
-        behind = _carried(flow, step, [value for value in step.inputs if value in broke])
+        behind = [value for value in step.inputs if value in broke]
         written = step.role is Role.MATMUL and not writers.isdisjoint(step.parameters)
         if written or not behind:
             broke |= dict.fromkeys(step.outputs if written and step.node.id not in sums else (), None)
@@ -43,12 +43,6 @@ def uncentred(boundaries: Boundaries, stream: Stream) -> str | None:
             kept = why is None and _keeps(flow, step, set(behind), writers, stream.width)
             broke |= dict.fromkeys(step.outputs, None if kept else why or step)
     return None
-
-
-def _carried(flow: Flow, step: Step, behind: list[int]) -> list[int]:
-    """Those of the inputs whose features a step gives: a factor that is one for all features has none."""
-    wide = [value for value in behind if flow.shape(value)[-1:] != (1,)]
-    return wide if step.role is Role.GATE and wide else behind
 
 
 def _keeps(flow: Flow, step: Step, behind: set[int], writers: set[str], width: int | None) -> bool:
