@@ -19,7 +19,7 @@ X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0), dtype=t
 
 
 class Block(nn.Module):
-    """x + behind(down(gelu(up(norm(x)))), x)."""
+    """x + behind(down(gelu(up(n))), n) for n = norm(x)."""
 
     def __init__(self, behind: Behind) -> None:
         super().__init__()
@@ -29,33 +29,34 @@ class Block(nn.Module):
         self.register_buffer("held", torch.rand(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.behind(self, self.down(F.gelu(self.up(self.norm(x)))), x)
+        n = self.norm(x)
+        return x + self.behind(self, self.down(F.gelu(self.up(n))), n)
 
 
 CLOSED: dict[str, Behind] = {
-    "relu": lambda b, y, x: F.relu(y),
-    "clamp": lambda b, y, x: y.clamp(-99, 99),
-    "tanh": lambda b, y, x: y.tanh(),
-    "softmax": lambda b, y, x: y.softmax(-1),
-    "mask over features": lambda b, y, x: y.masked_fill(b.held > 0.5, 0.0),
-    "filled with a number": lambda b, y, x: y.masked_fill(y[..., :1].isnan(), 1.0),
-    "number": lambda b, y, x: y + 1e-9,
-    "buffer": lambda b, y, x: y + 1e-9 * b.held,
-    "factor for each feature": lambda b, y, x: y * b.held,
-    "factor that reads what is written": lambda b, y, x: y * y[..., :1].sigmoid(),
-    "gate": lambda b, y, x: y * (1 + 1e-9 * y),
-    "signal": lambda b, y, x: y + 1e-9 * torch.tanh(y),
-    "bounded": lambda b, y, x: torch.where(y.abs() > 99, torch.zeros_like(y), y),
+    "relu": lambda b, y, n: F.relu(y),
+    "clamp": lambda b, y, n: y.clamp(-99, 99),
+    "tanh": lambda b, y, n: y.tanh(),
+    "softmax": lambda b, y, n: y.softmax(-1),
+    "mask over features": lambda b, y, n: y.masked_fill(b.held > 0.5, 0.0),
+    "filled with a number": lambda b, y, n: y.masked_fill(y[..., :1].isnan(), 1.0),
+    "number": lambda b, y, n: y + 1e-9,
+    "buffer": lambda b, y, n: y + 1e-9 * b.held,
+    "factor for each feature": lambda b, y, n: y * b.held,
+    "factor that reads what is written": lambda b, y, n: y * y[..., :1].sigmoid(),
+    "gate": lambda b, y, n: y * (1 + 1e-9 * y),
+    "signal": lambda b, y, n: y + 1e-9 * torch.tanh(y),
+    "bounded": lambda b, y, n: torch.where(y.abs() > 99, torch.zeros_like(y), y),
 }
 OPEN: dict[str, Behind] = {
-    "nothing": lambda b, y, x: y,
-    "vector": lambda b, y, x: y + b.vector,
-    "constant": lambda b, y, x: y / 3,
-    "factor for each token": lambda b, y, x: y * x[..., :1].sigmoid(),
-    "mask over tokens": lambda b, y, x: y.masked_fill(torch.arange(5).gt(3).unsqueeze(-1), 0.0),
-    "moves": lambda b, y, x: y.flip(-1).unflatten(-1, (4, 8)).mT.contiguous().mT.flatten(-2),
-    "over tokens": lambda b, y, x: torch.bmm(torch.ones(2, 5, 5).double() / 5, y),
-    "mean over tokens": lambda b, y, x: y.mean(1, keepdim=True),
+    "nothing": lambda b, y, n: y,
+    "vector": lambda b, y, n: y + b.vector,
+    "constant": lambda b, y, n: y / 3,
+    "factor for each token": lambda b, y, n: y * n[..., :1].sigmoid(),
+    "mask over tokens": lambda b, y, n: y.masked_fill(torch.arange(5).gt(3).unsqueeze(-1), 0.0),
+    "moves": lambda b, y, n: y.flip(-1).unflatten(-1, (4, 8)).mT.contiguous().mT.flatten(-2),
+    "over tokens": lambda b, y, n: torch.bmm(torch.ones(2, 5, 5).double() / 5, y),
+    "mean over tokens": lambda b, y, n: y.mean(1, keepdim=True),
 }
 
 
@@ -98,13 +99,13 @@ def notes(behind: Behind) -> tuple[str, ...]:
 
 
 def test_dropout_that_is_no_module_is_told() -> None:
-    (note,) = notes(lambda b, y, x: F.dropout(y, 0.3, b.training))
+    (note,) = notes(lambda b, y, n: F.dropout(y, 0.3, b.training))
     assert note.startswith("the model has dropout")
-    assert not notes(lambda b, y, x: F.dropout(y, 0.0, b.training))
+    assert not notes(lambda b, y, n: F.dropout(y, 0.0, b.training))
 
 
 def test_a_model_that_does_not_run_in_train_mode_says_so() -> None:
-    def refuse(block: Block, y: Tensor, x: Tensor) -> Tensor:
+    def refuse(block: Block, y: Tensor, n: Tensor) -> Tensor:
         if block.training:
             raise ValueError("eval mode alone")
         return y
