@@ -52,7 +52,6 @@ OPEN: dict[str, Behind] = {
     "nothing": lambda b, y, n: y,
     "vector": lambda b, y, n: y + b.vector,
     "constant": lambda b, y, n: y / 3,
-    "factor for each token": lambda b, y, n: y * n[..., :1].sigmoid(),
     "mask over tokens": lambda b, y, n: y.masked_fill(torch.arange(5).gt(3).unsqueeze(-1), 0.0),
     "moves": lambda b, y, n: y.flip(-1).unflatten(-1, (4, 8)).mT.contiguous().mT.flatten(-2),
     "over tokens": lambda b, y, n: torch.bmm(torch.ones(2, 5, 5).double() / 5, y),
