@@ -108,7 +108,11 @@ def test_a_weight_that_reads_itself_is_refused() -> None:
 
 
 class Bent(Write):
-    """first(x), bent by what is no module of its own."""
+    """first(x), bent by what is no module of its own; there is no second."""
+
+    def __init__(self, bend: nn.Module) -> None:
+        super().__init__(bend)
+        del self.second
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.bend(self.first(x))
