@@ -123,7 +123,10 @@ def mend(
     return Mending(before, work.report, tuple(Mended(plan, found) for plan, found in work.applied), left)
 
 
-def _checked(model: nn.Module, report: Report) -> Report:
+def _checked(model: nn.Module, report: Any) -> Report:
+    if not isinstance(report, Report):
+        given = f"{type(report).__name__}: {report!r:.60}"
+        raise SettingError("report is none", expected="what normprobe.probe returned, or None", found=given)
     found = (type(model).__name__, sum(p.numel() for p in model.parameters()))
     told = (report.target.class_name, report.target.parameters)
     if found != told:

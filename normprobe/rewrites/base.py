@@ -26,9 +26,11 @@ from normprobe.capture.invoke import Inputs
 from normprobe.capture.recorder import record
 from normprobe.capture.rejections import rejections
 from normprobe.capture.trace import Trace
+from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
 from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.edits import choice
+from normprobe.rewrites.settings import check_fields
 from normprobe.rewrites.unreached import with_unreached
 
 
@@ -49,7 +51,7 @@ class Effect(str, Enum):
         """The same in a sentence."""
         return {
             Effect.EXACT: "the same function; outputs move by rounding at most",
-            Effect.CALIBRATED: "another function, fitted to the old one on given inputs; outputs move a little",
+            Effect.CALIBRATED: "another function, fitted to the old one; the proof says by how much outputs move",
             Effect.BREAKING: "another function; a trained model has to be trained on",
         }[self]
 
@@ -153,6 +155,12 @@ class Rewrite(ABC):
     TOGETHER: ClassVar[bool] = False
     expect: int | None = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.expect is not None and self.expect < 0:
+            expected = "expect: a number of sites from 0, or None"
+            raise RewriteError(f"{self.name} cannot be made", expected=expected, found=repr(self.expect))
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the rewrite as its class."""
         super().__init_subclass__(**kwargs)
@@ -217,6 +225,7 @@ class ChosenRewrite(Rewrite):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only", choice(self.only))
+        super().__post_init__()
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:

@@ -57,12 +57,15 @@ def find(name: str) -> type[Rewrite] | None:
     return next((each for each in ALL if each.name == name), None)
 
 
-def load(values: Mapping[str, Any]) -> Rewrite:
+def load(values: Any) -> Rewrite:
     """The rewrite that `Rewrite.to_dict` gave.
 
     Raises:
         RewriteError: an unknown rewrite, or values that it does not have.
     """
+    if not isinstance(values, Mapping):
+        expected, found = "what Rewrite.to_dict gave: {'rewrite': …, …}", f"{type(values).__name__}: {values!r:.60}"
+        raise RewriteError("no rewrite can be loaded", expected=expected, found=found)
     kind = find(str(values.get("rewrite")))
     if kind is None:
         names = " | ".join(each.name for each in ALL)

@@ -64,9 +64,9 @@ class ToGroupNorm(ChosenRewrite):
     groups: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.groups is not None and self.groups < 1:
             raise RewriteError("ToGroupNorm cannot be made", expected="groups from 1", found=repr(self.groups))
-        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -22,6 +22,7 @@ from normprobe.rewrites.initialise.norms import norm_values
 from normprobe.rewrites.initialise.padding import padding_rows
 from normprobe.rewrites.initialise.schemes import Scheme, Weight, scheme
 from normprobe.rewrites.initialise.stacks import Part, betas, parts, t_fixup_factors, unknown_readers
+from normprobe.rewrites.settings import check_seed
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -70,10 +71,9 @@ class Initialise(ChosenRewrite):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        scheme(self.scheme)
         super().__post_init__()
-        if not 0 <= self.seed < 2**31:
-            raise RewriteError("Initialise cannot be made", expected="0 <= seed < 2**31", found=repr(self.seed))
+        scheme(self.scheme)
+        check_seed(self)
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -22,6 +22,7 @@ from normprobe.rewrites.mup.place import Place
 from normprobe.rewrites.mup.read import head_weight, places, width_of
 from normprobe.rewrites.qk.fitness import projection, why_not
 from normprobe.rewrites.residual.scale import scale_output
+from normprobe.rewrites.settings import check_seed
 from normprobe.rewrites.swap import has_layer
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -81,10 +82,11 @@ class MuP(Rewrite):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field, value in (("base_width", self.base_width), ("base_head_dim", self.base_head_dim)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and value < 1:
                 raise RewriteError("MuP cannot be made", expected=f"{field}: a number of features", found=repr(value))
-        self._drawing  # noqa: B018  a seed that cannot be used is refused here
+        check_seed(self)
 
     def describe(self) -> str:
         """What it does, in one line."""

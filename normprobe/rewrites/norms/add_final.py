@@ -13,7 +13,7 @@ from normprobe.records import Anatomy, Stream
 from normprobe.rewrites.at_boundary import AtInput, AtOutput, lay_at
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries, Boundary
-from normprobe.rewrites.norms.made import KINDS, Made, build, wanted
+from normprobe.rewrites.norms.made import Made, build, wanted
 from normprobe.rewrites.swap import why_not
 
 FINAL_NORM = "final_norm"
@@ -71,10 +71,7 @@ class AddFinalNorm(Rewrite):
     eps: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("same", *KINDS):
-            raise RewriteError(
-                "AddFinalNorm cannot be made", expected="kind: same | layernorm | rmsnorm", found=repr(self.kind)
-            )
+        super().__post_init__()
         if self.eps is not None and not 0 < self.eps < 1:
             raise RewriteError("AddFinalNorm cannot be made", expected="0 < eps < 1", found=repr(self.eps))
 

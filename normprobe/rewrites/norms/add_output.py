@@ -17,7 +17,7 @@ from normprobe.rewrites.at_boundary import AtOutput
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import chosen
-from normprobe.rewrites.norms.made import KINDS, Made, build, wanted
+from normprobe.rewrites.norms.made import Made, build, wanted
 from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -67,11 +67,9 @@ class AddOutputNorms(ChosenRewrite):
     eps: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("same", *KINDS) or self.start not in ("unit", "calibrated"):
-            expected = "kind: same | layernorm | rmsnorm, start: unit | calibrated"
-            found = f"kind {self.kind!r}, start {self.start!r}"
-            raise RewriteError("AddOutputNorms cannot be made", expected=expected, found=found)
         super().__post_init__()
+        if self.eps is not None and not 0 < self.eps < 1:
+            raise RewriteError("AddOutputNorms cannot be made", expected="0 < eps < 1", found=repr(self.eps))
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -38,9 +38,9 @@ class SetEps(ChosenRewrite):
     eps: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.eps is not None and not 0 <= self.eps < 1:
             raise RewriteError("SetEps cannot be made", expected="0 <= eps < 1", found=repr(self.eps))
-        super().__post_init__()
 
     @property
     def effect(self) -> Effect:

@@ -74,11 +74,6 @@ class ToDyT(ChosenRewrite):
     usual = Effect.BREAKING
     start: Literal["calibrated", "unit"] = "calibrated"
 
-    def __post_init__(self) -> None:
-        if self.start not in ("calibrated", "unit"):
-            raise RewriteError("ToDyT cannot be made", expected="start: calibrated | unit", found=repr(self.start))
-        super().__post_init__()
-
     def describe(self) -> str:
         """What it does, in one line."""
         alpha = "alpha from measured curves" if self.start == "calibrated" else f"alpha {_START}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, final
 
 import torch
 from torch import nn
@@ -71,14 +71,10 @@ class AddQKNorm(ChosenRewrite):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        for field, allowed in (("kind", get_args(Kind)), ("axis", get_args(Axis)), ("start", get_args(Start))):
-            if getattr(self, field) not in allowed:
-                expected, found = f"{field}: {' | '.join(allowed)}", repr(getattr(self, field))
-                raise RewriteError("AddQKNorm cannot be made", expected=expected, found=found)
+        super().__post_init__()
         if not (0 < self.eps < 1 and self.steps > 0):
             found = f"eps {self.eps!r}, steps {self.steps!r}"
             raise RewriteError("AddQKNorm cannot be made", expected="0 < eps < 1, steps > 0", found=found)
-        super().__post_init__()
 
     def describe(self) -> str:
         """What it does, in one line."""

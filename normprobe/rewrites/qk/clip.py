@@ -46,6 +46,7 @@ class QKClip(Rewrite):
     limit: float = 50.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (math.isfinite(self.limit) and self.limit > 0):
             raise RewriteError("QKClip cannot be made", expected="a finite limit > 0", found=repr(self.limit))
 

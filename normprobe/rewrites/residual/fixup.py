@@ -22,6 +22,7 @@ from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
 from normprobe.rewrites.initialise import Initialise
 from normprobe.rewrites.residual.scale import SCALE, scale_output
+from normprobe.rewrites.settings import check_seed
 from normprobe.rewrites.stand_in import goes, take_out, why_not_out
 from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
@@ -63,8 +64,8 @@ class Fixup(Rewrite):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.variant not in ("fixup", "t_fixup"):
-            raise RewriteError("Fixup cannot be made", expected="variant: fixup | t_fixup", found=repr(self.variant))
+        super().__post_init__()
+        check_seed(self)
 
     def describe(self) -> str:
         """What it does, in one line."""

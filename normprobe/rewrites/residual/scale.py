@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,9 @@ class ScaleResidual(ChosenRewrite):
     preserve: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            expected = f"kind: {' | '.join(get_args(Kind))}"
-            raise RewriteError("ScaleResidual cannot be made", expected=expected, found=repr(self.kind))
+        super().__post_init__()
         if self.value is not None and not abs(self.value) < 1e6:
             raise RewriteError("ScaleResidual cannot be made", expected="a finite value", found=repr(self.value))
-        super().__post_init__()
 
     @property
     def effect(self) -> Effect:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import final, get_args
+from typing import final
 
 import torch
 from torch import nn
@@ -48,10 +48,6 @@ class ToRMSNorm(Rewrite):
     TOGETHER = True
     exact: bool = True
     tied: Tied = "entry"
-
-    def __post_init__(self) -> None:
-        if self.tied not in get_args(Tied):
-            raise RewriteError("ToRMSNorm cannot be made", expected="tied: entry | untie", found=repr(self.tied))
 
     @property
     def effect(self) -> Effect:
