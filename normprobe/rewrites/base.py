@@ -227,6 +227,11 @@ class ChosenRewrite(Rewrite):
         object.__setattr__(self, "only", choice(self.only))
         super().__post_init__()
 
+    def places(self, survey: Survey) -> Iterable[tuple[str, ...]]:
+        """The names of every place that `only` may choose, the one that is shown first; the norms where not said
+        otherwise."""
+        return ((norm.path,) for norm in survey.anatomy.norms)
+
 
 def module_at(model: nn.Module, path: str) -> nn.Module:
     """The module at `path`; "." is the root."""

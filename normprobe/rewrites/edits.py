@@ -65,10 +65,12 @@ def _size(tensors: Iterable[Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in {id(p): p for p in tensors}.values())
 
 
-def chosen(path: str, only: str | tuple[str, ...] | None) -> bool:
-    """Whether `path` is meant by `only`: one pattern or several, with * and ? as in file names; None: every one."""
+def chosen(place: str | tuple[str, ...], only: str | tuple[str, ...] | None) -> bool:
+    """Whether a place, by one of its names, is meant by `only`: one pattern or several, with * and ? as in file names;
+    None: every one."""
     patterns = (only,) if isinstance(only, str) else only
-    return patterns is None or any(fnmatchcase(path, pattern) for pattern in patterns)
+    names = (place,) if isinstance(place, str) else place
+    return patterns is None or any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def choice(only: object) -> str | tuple[str, ...] | None:

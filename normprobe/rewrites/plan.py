@@ -17,6 +17,7 @@ from normprobe.rewrites.edits import ForGood
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.proof import Baseline, Proof
 from normprobe.rewrites.reduced import check_reduced
+from normprobe.rewrites.refusals import reasons_of
 from normprobe.rewrites.unrun import found_by, told_of, unrun
 
 State = Literal["planned", "applied", "undone"]
@@ -163,7 +164,7 @@ class Plan:
     def _check_counts(self) -> None:
         for rewrite, found in self.steps:
             count = len(found.sites)
-            reasons = "; ".join(f"{each.path}: {each.why}" for each in found.refused)
+            reasons = "; ".join(reasons_of(found.refused))
             if rewrite.expect is not None and count != rewrite.expect:
                 raise RewriteError(
                     f"{rewrite.name} found another number of sites than it was told to expect",
@@ -270,5 +271,5 @@ def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
         rows.append(f"  {site.path}: {site.change}")
         rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]
         rows += [f"    drops {name}" for name in site.gone]
-    rows += [f"  refused {each.path}: {each.why}" for each in found.refused]
+    rows += [f"  refused {text}" for text in reasons_of(found.refused)]
     return rows + [f"  note: {note}" for note in found.notes]

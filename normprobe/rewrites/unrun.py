@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from normprobe.capture.trace import Trace
-from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.choosing import check_choice
 
 _NAMED = 4
 
@@ -34,7 +35,13 @@ def told_of(names: tuple[str, ...]) -> str | None:
 
 
 def found_by(rewrite: Rewrite, survey: Survey) -> Sites:
-    """The sites of `rewrite`; where it is exact without those that hold only for what ran on these inputs."""
+    """The sites of `rewrite`; where it is exact without those that hold only for what ran on these inputs.
+
+    Raises:
+        RewriteError: its `only` covers no place of the model.
+    """
+    if isinstance(rewrite, ChosenRewrite) and rewrite.only is not None and rewrite.expect != 0:
+        check_choice(rewrite.name, rewrite.only, rewrite.places(survey))
     found = rewrite.sites(survey)
     if rewrite.effect is not Effect.EXACT or not found.sites:
         return found

@@ -16,7 +16,7 @@ from normprobe.records import Anatomy, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
 from normprobe.rewrites.biases import find_biases
 from normprobe.rewrites.edits import bytes_of, set_values
-from normprobe.rewrites.initialise.choice import meant
+from normprobe.rewrites.initialise.choice import ROLES, meant
 from normprobe.rewrites.initialise.draw import Drawing, fresh
 from normprobe.rewrites.initialise.norms import norm_values
 from normprobe.rewrites.initialise.padding import padding_rows
@@ -79,6 +79,13 @@ class Initialise(ChosenRewrite):
         """What it does, in one line."""
         found = scheme(self.scheme)
         return f"draws weights anew, {found.name}: {found.about} ({found.source})"
+
+    def places(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """The weights, and the gains and offsets of norms, each also by the words for its roles."""
+        for site in survey.anatomy.weights:
+            yield (site.parameter, *(word for word, role in ROLES.items() if role in site.roles))
+        names = (name for norm in survey.anatomy.norms for name in (norm.weight, norm.bias))
+        yield from ((name, "norms") for name in names if name is not None)
 
     def sites(self, survey: Survey) -> Sites:
         """One site for every parameter that is written."""

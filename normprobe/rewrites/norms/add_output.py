@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal, final
@@ -16,6 +17,7 @@ from normprobe.records import Anatomy, Branch, Stream
 from normprobe.rewrites.at_boundary import AtOutput
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
+from normprobe.rewrites.choosing import branch_names
 from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.norms.made import Made, build, wanted
 from normprobe.rewrites.swap import lay
@@ -75,6 +77,10 @@ class AddOutputNorms(ChosenRewrite):
         """What it does, in one line."""
         return f"norms what branches write before it is added, gains {self.start}"
 
+    def places(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """The branches."""
+        return (branch_names(branch) for stream in survey.anatomy.streams for branch in stream.branches)
+
     def sites(self, survey: Survey) -> Sites:
         """One site for every branch without a norm behind its weights."""
         sites, refused = [], []
@@ -82,7 +88,7 @@ class AddOutputNorms(ChosenRewrite):
         for i, stream in enumerate(survey.anatomy.streams):
             made = wanted(survey, stream, self.kind, self.eps)
             for j, branch in enumerate(stream.branches):
-                if branch.output_norm is not None or not chosen(branch.path, self.only):
+                if branch.output_norm is not None or not chosen(branch_names(branch), self.only):
                     continue
                 detail = made if isinstance(made, str) else _Detail((i, j), made)
                 found = detail if isinstance(detail, str) else _site(survey, boundaries, stream, branch, detail)

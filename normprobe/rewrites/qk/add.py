@@ -85,6 +85,10 @@ class AddQKNorm(ChosenRewrite):
         }
         return f"adds a {self.kind} over each {self.axis} on queries and keys, before rotary; {gains[self.start]}"
 
+    def places(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """The attention sites."""
+        return ((attention.path,) for attention in survey.anatomy.attention)
+
     def sites(self, survey: Survey) -> Sites:
         """One site for each projection that makes queries or keys of a site without norms."""
         found: dict[str, list[Added]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +60,10 @@ class Reparametrise(ChosenRewrite):
         """What it does, in one line."""
         what = "length and direction" if self.kind == "weight_norm" else "gain and standardised rows"
         return f"weights are computed from {what} at every forward"
+
+    def places(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """The weights, tables apart."""
+        return ((site.parameter,) for site in survey.anatomy.weights if site.kind != "embedding")
 
     def sites(self, survey: Survey) -> Sites:
         """One site for every chosen weight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,10 @@ class PlainWeights(ChosenRewrite):
     def describe(self) -> str:
         """What it does, in one line."""
         return "weights that are computed from others at every forward are stored as they are"
+
+    def places(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """The modules whose weights are computed."""
+        return ((one.path,) for one in survey.anatomy.reparametrizations)
 
     def sites(self, survey: Survey) -> Sites:
         """One site for every weight that is computed."""

@@ -16,6 +16,7 @@ from normprobe.rewrites.at_add import Link, link
 from normprobe.rewrites.at_boundary import AtOutput
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
 from normprobe.rewrites.boundary import Boundaries
+from normprobe.rewrites.choosing import branch_names
 from normprobe.rewrites.deepnorm import depth, scales
 from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.residual.absorb import absorbing, taken_up
@@ -91,6 +92,10 @@ class ScaleResidual(ChosenRewrite):
         told = ", the weights that write divided by it" if self.effect is Effect.EXACT else ""
         return f"puts a factor on every branch before it is added ({self.kind}){told}"
 
+    def places(self, survey: Survey) -> Iterator[tuple[str, ...]]:
+        """The branches."""
+        return (branch_names(branch) for stream in survey.anatomy.streams for branch in stream.branches)
+
     def sites(self, survey: Survey) -> Sites:
         """One site for every branch."""
         found = list(self._all(survey, Boundaries(survey)))
@@ -101,7 +106,7 @@ class ScaleResidual(ChosenRewrite):
         for i, stream in enumerate(survey.anatomy.streams):
             value = trunks[i].alpha if self.kind == "deepnorm" and self.value is None else self._value(stream)
             for j, branch in enumerate(stream.branches):
-                if not chosen(branch.path, self.only):
+                if not chosen(branch_names(branch), self.only):
                     continue
                 found = self._branch(survey, boundaries, (i, j), branch, value, writers)
                 yield Refusal(branch.path, found) if isinstance(found, str) else found
