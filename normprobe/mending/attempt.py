@@ -59,6 +59,7 @@ class Attempts:
         self.report: Report = probed.report
         self.applied: list[tuple[Plan, tuple[Finding, ...]]] = []
         self._tried: list[Attempt] = []
+        self._not_applied: list[Attempt] = []  # of those tried: another mend may make them possible
         self._unseen: list[Finding] = []  # found before, and not looked at since
         self._earlier: list[tuple[Finding, ...]] = []  # what was open at each report that stood
         self._reasons: dict[Key, str] = {}
@@ -85,7 +86,8 @@ class Attempts:
             skip = unlooked(next(iter(keys([finding]))), self.report)
             return f"not looked at again: {'its check did not run' if skip is None else skip.why}"
         told = (self._reasons.get(key) for key in sorted(keys([finding])))
-        return next((why for why in told if why is not None), "no rewrite mends it")
+        known = next((why for why in told if why is not None), None)
+        return known or f"no rewrite mends it; `normprobe explain {finding.code}` says what to do"
 
     def _next(self) -> Attempt | None:
         for finding in sorted(self.open, key=lambda one: one.severity.rank):
@@ -102,6 +104,8 @@ class Attempts:
         self._tried.append(attempt)
         why = self._failed(attempt)
         if why is None:
+            self._tried = [one for one in self._tried if one not in self._not_applied]
+            self._not_applied = []
             self._note(attempt.findings, f"still there after {attempt.said}")
             return
         self._note(attempt.findings, why)
@@ -116,7 +120,14 @@ class Attempts:
         self._reasons |= {(code, place): self._refused.get(place, why) for code, place in keys(findings)}
 
     def _allowed(self, attempt: Attempt) -> bool:
-        return all(rewrite.effect.rank <= self.allowed.rank for rewrite in attempt.rewrites())
+        return self._beyond(attempt, [rewrite.mildest for rewrite in attempt.rewrites()]) is None
+
+    def _beyond(self, attempt: Attempt, effects: Iterable[Effect]) -> str | None:
+        """Why the worst of these effects is more than is allowed; None where it is not."""
+        worst = max(effects, key=lambda effect: effect.rank)
+        if worst.rank <= self.allowed.rank:
+            return None
+        return f"{attempt.said} is {worst.value} ({worst.meaning}); allowed: {self.allowed.value}"
 
     def _failed(self, attempt: Attempt) -> str | None:
         """Why it was not applied, or not kept; None where it mended something."""
@@ -128,15 +139,17 @@ class Attempts:
             rewrites = attempt.rewrites()
         except NormprobeError as error:
             return f"{attempt.said} was not applied: {_line(error)}"
-        worst = max((rewrite.effect for rewrite in rewrites), key=lambda effect: effect.rank)
-        if worst.rank > self.allowed.rank:
-            return f"{attempt.said} is {worst.value} ({worst.meaning}); allowed: {self.allowed.value}"
+        if (why := self._beyond(attempt, [rewrite.mildest for rewrite in rewrites])) is not None:
+            return why
         try:
             made = make_plan(self.model, rewrites, self.inputs)
+            if (why := self._beyond(attempt, [made.effect])) is not None:
+                return why
             for rewrite, found in made.steps:
                 self._refused |= {each.path: f"{rewrite.name} refused it: {each.why}" for each in found.refused}
             made.apply()
         except Exception as error:  # the model may refuse what was made of it in any way; the reason is told
+            self._not_applied.append(attempt)
             return f"{attempt.said} was not applied: {_line(error)}"
         return self._judged(attempt, made)
 

@@ -171,6 +171,15 @@ class Rewrite(ABC):
         """What it does to the function that the model computes, with its settings as they are."""
         return self.usual
 
+    @property
+    def mildest(self) -> Effect:
+        """The effect where its sites let it be harmless; `effect` where they make no difference."""
+        return self.effect
+
+    def effect_at(self, sites: tuple[Site, ...]) -> Effect:
+        """The effect at these sites: `effect`, where they make no difference."""
+        return self.effect
+
     @abstractmethod
     def describe(self) -> str:
         """What it does, in one line."""
@@ -195,6 +204,10 @@ class Rewrite(ABC):
         Only parameters that the sites added, or touched and `change` has put on `undo`, may move.
         """
         return
+
+    def weightless(self, sites: tuple[Site, ...]) -> bool:
+        """Whether it can change these sites of a model whose parameters hold no values (meta device)."""
+        return not any(site.touched or site.gone for site in sites)
 
     @abstractmethod
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:

@@ -106,7 +106,7 @@ class Plan:
     @property
     def effect(self) -> Effect:
         """The worst effect among the rewrites."""
-        return max((rewrite.effect for rewrite, _ in self.steps), key=lambda effect: effect.rank)
+        return max((rewrite.effect_at(found.sites) for rewrite, found in self.steps), key=lambda effect: effect.rank)
 
     @as_stored()
     def apply(self, done: Callable[[Site], None] | None = None, room: int | None = None) -> Plan:
@@ -127,7 +127,7 @@ class Plan:
         if self.state == "applied":
             raise RewriteError("the plan is applied already", hint="call undo() first")
         self._check_counts()
-        weightless = any(p.is_meta for p in self._model.parameters())
+        weightless = self._check_weights()
         baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy, room)
         with ExitStack() if done is None else ForGood() as undo:
             self._change(undo, done)
@@ -179,6 +179,19 @@ class Plan:
                     found=f"{len(found.refused)} refused: {reasons}" if reasons else "no place that needs it",
                     hint=f"leave it out, or say {rewrite.name}(expect=0) where none is right",
                 )
+
+    def _check_weights(self) -> bool:
+        """Whether the model holds no weights; what would have to read some is refused then."""
+        bare = [name for name, p in self._model.named_parameters() if p.is_meta]
+        needing = [rewrite.name for rewrite, found in self.steps if bare and not rewrite.weightless(found.sites)]
+        if needing:
+            raise RewriteError(
+                f"{', '.join(dict.fromkeys(needing))} has to read the weights, and the model holds none",
+                expected="parameters with values",
+                found=f"{_count(len(bare), 'parameter')} on the meta device, {bare[0]} the first",
+                hint="load the weights (or model.to_empty(device=…) and initialise them), then plan again",
+            )
+        return bool(bare)
 
     def _change(self, undo: ExitStack, told: Callable[[Site], None] | None) -> None:
         """Every site in order; a failure says where, and unwinds `undo` on its way out."""
@@ -265,7 +278,7 @@ def _count(count: int, what: str) -> str:
 
 def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
     stated = "" if rewrite.expect is None else f", {rewrite.expect} expected"
-    rows = [f"{rewrite.name}, {rewrite.effect.value}: {rewrite.describe()}"]
+    rows = [f"{rewrite.name}, {rewrite.effect_at(found.sites).value}: {rewrite.describe()}"]
     rows.append(f"  {_count(len(found.sites), 'site')}{stated}, {len(found.refused)} refused")
     for site in found.sites:
         rows.append(f"  {site.path}: {site.change}")

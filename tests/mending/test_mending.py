@@ -17,7 +17,7 @@ from normprobe.mending import mend, plan, rewrite
 from normprobe.records import Anatomy, Fix
 from normprobe.rewrites import AddFinalNorm, Effect, Site, UpcastNorms
 from normprobe.rewrites.base import module_at
-from tests.models import decoder, gpt2, llama
+from tests.models import RMSNorm, decoder, gpt2, llama
 from tests.rewrites.cases import Inline, narrow_decoder, snapshot
 
 
@@ -132,7 +132,7 @@ def test_what_mends_nothing_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_norm_that_is_written_out_has_no_mend() -> None:
     done = mend(Inline().bfloat16(), torch.randn(2, 4, 32).bfloat16())
     (left,) = [each for each in done.left if each.finding.code == "NP106"]
-    assert left.why == "no rewrite mends it"
+    assert left.why == "no rewrite mends it; `normprobe explain NP106` says what to do"
 
 
 def test_a_mend_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,10 @@ def test_what_an_optimiser_showed_is_not_taken_for_mended_without_it() -> None:
     ]
     done.undo()
     again = mend(model, inputs, report=report, optimizer=optimizer)
-    assert [(one.finding.code, one.why) for one in again.left] == [("NP114", "no rewrite mends it")]
+    assert [(one.finding.code, one.why) for one in again.left] == [
+        ("NP114", "no rewrite mends it; `normprobe explain NP114` says what to do")
+    ]
+    assert "normprobe.decay_groups makes groups that spare them" in again.left[0].finding.message
 
 
 def test_a_place_where_the_settings_are_silent_is_left_as_it_is() -> None:
@@ -213,3 +216,19 @@ def test_a_place_where_the_settings_are_silent_is_left_as_it_is() -> None:
     done = mend(model, inputs, report=report, allow="breaking")
     assert done.left == ()
     assert (model.get_submodule("blocks.1.mix.norm").eps, model.get_submodule("blocks.4.mix.norm").eps) == (1e-5, 1e-8)
+
+
+def test_what_another_mend_makes_possible_is_tried_again() -> None:
+    """AddFinalNorm needs the eps of the stream's norms inside the root, which SetEps brings later."""
+    model, inputs = decoder("pre", final=False, norm=lambda: RMSNorm(outside=True))
+    done = mend(model, inputs, allow="breaking")
+    assert {"NP101", "NP201"} <= set(codes(done.before))
+    assert [rewrite.name for one in done.mended for rewrite, _ in one.plan.steps] == ["SetEps", "AddFinalNorm"]
+    assert "NP201" not in codes(done.after)
+
+
+def test_a_norm_that_never_runs_goes_where_only_what_is_exact_is_allowed() -> None:
+    model, inputs = gpt2()
+    model.transformer.h[0].extra = nn.LayerNorm(32)
+    done = mend(model, inputs)
+    assert [(one.plan.effect, [f.code for f in one.findings]) for one in done.mended] == [(Effect.EXACT, ["NP208"])]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.norms import reference
-from normprobe.rewrites import AddOutputNorms, RemoveNorms, Survey
+from normprobe.rewrites import AddOutputNorms, Effect, RemoveNorms, Survey, make_plan
 from tests import models
 from tests.rewrites.cases import applied, outputs, snapshot
 
@@ -131,3 +131,16 @@ def test_a_norm_of_an_optional_part_stays() -> None:
     model, x = models.shuffled(Optional()), torch.randn(2, 7, models.WIDTH)
     with pytest.raises(RewriteError, match="a part that is optional"):
         applied(model, x, RemoveNorms())
+
+
+def test_taking_out_what_never_runs_is_exact_and_merging_is_not() -> None:
+    torch.manual_seed(0)
+    model, x = models.shuffled(Doubled(nn.LayerNorm)), torch.randn(4, 7, models.WIDTH)
+    assert make_plan(model, [RemoveNorms()], x).effect is Effect.CALIBRATED
+    before = outputs(model, x)
+    plan = applied(model, x, RemoveNorms(only="idle"))
+    assert plan.effect is Effect.EXACT
+    assert "RemoveNorms, exact:" in str(plan)
+    assert plan.proof is not None
+    assert plan.proof.holds
+    assert torch.equal(outputs(model, x), before)

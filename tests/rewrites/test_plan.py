@@ -12,8 +12,25 @@ import torch.nn.functional as F
 from torch import nn
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites import ALL, AddFinalNorm, Effect, Rewrite, ScaleResidual, UpcastNorms, load, make_plan
-from tests.models import decoder, llama, torch_encoder
+from normprobe.rewrites import (
+    ALL,
+    AddFinalNorm,
+    AddOutputNorms,
+    Effect,
+    Fixup,
+    Initialise,
+    MuP,
+    Reparametrise,
+    Rewrite,
+    ScaleResidual,
+    StoreGains,
+    ToDyT,
+    ToRMSNorm,
+    UpcastNorms,
+    load,
+    make_plan,
+)
+from tests.models import decoder, gpt2, llama, to_meta, torch_encoder
 from tests.rewrites.cases import Scaled, narrow_decoder, snapshot
 
 NORMS = ("blocks.0.mix.norm", "blocks.1.mix.norm")
@@ -212,3 +229,18 @@ def test_torchs_fused_encoder_path_does_not_pass_a_rewrite_by() -> None:
         assert not torch.allclose(plain, before, atol=1e-3)
         plan.undo()
         assert torch.equal(model(x), before)
+
+
+NEEDS_WEIGHTS = [ToRMSNorm(), ScaleResidual(), StoreGains("one_plus_weight"), ToDyT(), Fixup(), Initialise(), MuP(16)]
+NEEDS_WEIGHTS += [AddOutputNorms(start="calibrated"), Reparametrise()]
+
+
+@pytest.mark.parametrize("rewrite", NEEDS_WEIGHTS, ids=lambda each: each.name)
+def test_what_reads_weights_is_refused_without_any(rewrite: Rewrite) -> None:
+    model, inputs = gpt2()
+    model = to_meta(model)
+    before = {name: type(module) for name, module in model.named_modules()}
+    plan = make_plan(model, [rewrite], inputs)
+    with pytest.raises(RewriteError, match=rf"(?s){rewrite.name} has to read the weights.*on the meta device.*empty"):
+        plan.apply()
+    assert {name: type(module) for name, module in model.named_modules()} == before

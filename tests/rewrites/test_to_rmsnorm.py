@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import normprobe
 from normprobe.errors import RewriteError
 from normprobe.rewrites import Effect, Plan, SetEps, ToRMSNorm, make_plan
-from tests.models import decoder
+from tests.models import bert, decoder
 from tests.rewrites.cases import snapshot
 
 transformers = pytest.importorskip("transformers")
@@ -281,3 +281,12 @@ def test_it_is_named_rmsnorm_over_and_under_another_form_of_the_norm(eps_first: 
     assert norm(x).isfinite().all()
     second.undo()
     assert snapshot(model) == kept
+
+
+def test_the_plain_swap_has_the_norms_on_sums_too() -> None:
+    model, inputs = bert()
+    plan = make_plan(model, [ToRMSNorm(exact=False)], inputs).apply()
+    layer = "bert.encoder.layer."
+    assert [site.path for site in plan.steps[0][1].sites if site.path.startswith(layer)] == [
+        f"{layer}{i}.{own}.LayerNorm" for i in range(2) for own in ("attention.output", "output")
+    ]

@@ -90,7 +90,7 @@ class NormWeightDecay(Check):
         return self.finding(
             steps[0].path,
             f"{known.name} decays {len(steps)} of {count} {steps[0].part}s of norms "
-            f"(group {steps[0].group}{said}){each}",
+            f"(group {steps[0].group}{said}){each}; normprobe.decay_groups makes groups that spare them",
             value=group.weight_decay if group.decay is None else group.decay,
             against="most",
             severity=severity,

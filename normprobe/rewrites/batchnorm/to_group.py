@@ -53,7 +53,8 @@ class ToGroupNorm(ChosenRewrite):
 
     Calibrated by the stored statistics: with mean m and variance v of each channel, a group has, in expectation, the
     mean of its m, and as variance σ² the mean of its v + m² less the square of that. Gain g and offset b become g σ /
-    √(v + eps) and b + g (mean − m) / √(v + eps). The stored statistics go.
+    √(v + eps) and b + g (mean − m) / √(v + eps). The stored statistics go. Single samples are far from the statistics
+    of all: outputs can move by as much as they are large, and the model has to be trained on.
 
     Attributes:
         groups: of channels; None for the largest number up to 32 that divides them into groups of two or more.

@@ -106,6 +106,10 @@ class AddOutputNorms(ChosenRewrite):
         module.add_module(OUTPUT_NORM, norm)
         lay(module, NormedWrite, site.path, undo)
 
+    def weightless(self, sites: tuple[Site, ...]) -> bool:
+        """Not where something is measured."""
+        return self.start == "unit" and super().weightless(sites)
+
     def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
         """Set calibrated gains to the RMS of what comes to each norm."""
         if self.start == "unit":

@@ -30,16 +30,21 @@ class RemoveNorms(ChosenRewrite):
     """Norms that never run go, and a norm that reads another norm's output goes into that one.
 
     A norm that does not run is set to None in its parent, so that its parameters leave the state dict and code that
-    calls it all the same says so. Of two norms in a row a module that passes its input on stands where the second was;
-    its gain and offset go into those of the first, by the mean and the size that these give to the second's input where
-    the first's output is white: exact but for eps where the first has one gain for all features and no offset, else
-    calibrated.
+    calls it all the same says so; that is exact. Of two norms in a row a module that passes its input on stands where
+    the second was; its gain and offset go into those of the first, by the mean and the size that these give to the
+    second's input where the first's output is white: exact but for eps where the first has one gain for all features
+    and no offset, and called calibrated.
 
     Attributes:
         only: a pattern of paths of norms, or several; None for all.
     """
 
     usual = Effect.CALIBRATED
+    mildest = Effect.EXACT
+
+    def effect_at(self, sites: tuple[Site, ...]) -> Effect:
+        """Exact where no norm goes that runs."""
+        return Effect.CALIBRATED if any(site.detail is not None for site in sites) else Effect.EXACT
 
     def describe(self) -> str:
         """What it does, in one line."""

@@ -118,6 +118,10 @@ class ToDyT(ChosenRewrite):
         module.__dict__[DynamicTanh.KEY] = form
         lay(module, DynamicTanh, site.path, undo)
 
+    def weightless(self, sites: tuple[Site, ...]) -> bool:
+        """Not where something is measured."""
+        return self.start == "unit" and super().weightless(sites)
+
     def fit(self, model: nn.Module, sites: tuple[Site, ...], inputs: Inputs) -> None:
         """Set alpha, gain and offset from what each norm gave."""
         if self.start == "unit":

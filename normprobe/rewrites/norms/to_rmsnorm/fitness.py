@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from normprobe.records import Anatomy, Branch, NormSite, Stream, WeightSite
 
 
-def subtracting(anatomy: Anatomy, stream: Stream) -> tuple[NormSite, ...]:
-    """The norms by which this stream is read, first to last."""
-    paths = dict.fromkeys([*(branch.pre_norm for branch in stream.branches), stream.final_norm])
+def subtracting(anatomy: Anatomy, stream: Stream, sums: bool = False) -> tuple[NormSite, ...]:
+    """The norms by which this stream is read, first to last; with `sums` also those that norm a sum of it."""
+    read = (path for b in stream.branches for path in (b.pre_norm, b.post_norm if sums else None))
+    paths = dict.fromkeys([*read, stream.final_norm])
     return tuple(norm for path in paths if path is not None and (norm := anatomy.norm(path)) is not None)
 
 

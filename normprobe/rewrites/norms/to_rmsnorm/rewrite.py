@@ -42,7 +42,8 @@ class ToRMSNorm(Rewrite):
     Attributes:
         tied: what happens to a table that the head shares: "entry" leaves it and takes the mean from the stream,
             "untie" gives the head a copy of its own, which adds a parameter.
-        exact: False swaps the norms alone, which changes what the model computes by what the means were.
+        exact: False swaps the norms alone, those on the sums of post-norm streams too, which changes what the model
+            computes by what the means were.
     """
 
     TOGETHER = True
@@ -75,7 +76,7 @@ class ToRMSNorm(Rewrite):
 
     def _stream(self, survey: Survey, boundaries: Boundaries, stream: Stream) -> list[Site] | str:
         why = why_not(survey.anatomy, stream) if self.exact else None
-        norms = [norm for norm in subtracting(survey.anatomy, stream) if norm.subtracts_mean]
+        norms = [n for n in subtracting(survey.anatomy, stream, sums=not self.exact) if n.subtracts_mean]
         if why is None and not norms:
             why = "none of the norms that read it subtracts the mean"
         forms = {norm.path: form_of(survey, norm) for norm in norms}
