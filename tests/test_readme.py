@@ -14,14 +14,16 @@ import pytest
 from normprobe.records.anatomy import BranchKind
 from normprobe.records.norms import NormKind, NormRole
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", [*blocks("python"), *blocks("python", TRAINING)])
 def test_python_blocks_run(code: str, root: Path, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(code, encoding="utf-8")
@@ -33,6 +35,7 @@ def test_python_blocks_run(code: str, root: Path, tmp_path: Path) -> None:
 
 def test_there_is_a_python_block() -> None:
     assert blocks("python")
+    assert len(blocks("python", TRAINING)) == 3
 
 
 def test_make_targets_exist(root: Path) -> None:

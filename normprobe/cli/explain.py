@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Annotated
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normprobe.cli import options as opt
+from normprobe.cli.docstrings import as_markdown
 from normprobe.cli.outcome import outcome
 from normprobe.cli.output import show
 from normprobe.errors import SettingError
@@ -72,31 +72,33 @@ def _page(topic: str) -> RenderableType:
     try:
         check = checks.find(topic, also=(_MEASURES, _RECIPES, _REWRITES, *EXTRA_NAMES))
     except SettingError as error:
-        return _rewrite(word, error)
+        return _by_docstring(word, error)
     return Group(Markdown(checks.documentation(check)), Text(f"\nAlso in {page_place(check)}", style="dim"))
 
 
-def _rewrite(word: str, unknown: SettingError) -> RenderableType:
-    """What a rewrite does, by its docstring; it takes torch.
+def _by_docstring(word: str, unknown: SettingError) -> RenderableType:
+    """What a rewrite does, or anything else that normprobe offers in Python; it takes torch.
 
     Raises:
-        SettingError: there is none of this name, in any case: `unknown`, or one with the rewrite that may be meant.
+        SettingError: there is nothing of this name, in any case: `unknown`, or one with the name that may be meant.
     """
-    from normprobe.rewrites import ALL, Initialise
+    import normprobe
+    from normprobe.rewrites import ALL
 
-    names = {kind.name.lower(): kind for kind in ALL}
-    near = get_close_matches(word, names, 1)
-    if near and word not in names:
-        hint = f"did you mean {names[near[0]].name}?"
-        raise SettingError(unknown.message, expected=unknown.expected, hint=hint) from None
+    known = [kind.name for kind in ALL] + list(normprobe.__all__)
+    names = {name.lower(): name for name in known if callable(getattr(normprobe, name))}
     if word not in names:
-        raise unknown
-    kind = names[word]
-    text = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", inspect.cleandoc(kind.__doc__ or ""))
-    text = re.sub(r"^    (\w+):", r"- `\1`:", text.replace("\nAttributes:\n", "\n**Settings**\n\n"), flags=re.MULTILINE)
-    call = f"normprobe.rewrite(model, [normprobe.{kind.name}(…)])"
-    below = (Text(), _schemes()) if kind is Initialise else ()
-    return Group(Markdown(f"# {kind.name}\n\n{text}"), *below, Text(f"\n{call} applies it", style="dim"))
+        near = get_close_matches(word, [_MEASURES, _RECIPES, _REWRITES, *EXTRA_NAMES, *names], 1)
+        if not near or near[0] not in names:
+            raise unknown
+        hint = f"did you mean {names[near[0]]}?"
+        raise SettingError(unknown.message, expected=unknown.expected, hint=hint) from None
+    name = names[word]
+    page = Markdown(as_markdown(name, getattr(normprobe, name)))
+    if name not in {kind.name for kind in ALL}:
+        return Group(page, Text(f"\nnormprobe.{name}, in Python", style="dim"))
+    below = (Text(), _schemes()) if name == "Initialise" else ()
+    return Group(page, *below, Text(f"\nnormprobe.rewrite(model, [normprobe.{name}(…)]) applies it", style="dim"))
 
 
 def _rewrites() -> Table:

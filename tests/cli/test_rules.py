@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import normprobe
 from normprobe import checks
 from normprobe.cli.commands import app
 from normprobe.measures.recipes import ORTHOGONAL, RECIPES
@@ -114,6 +116,22 @@ def test_explain_tells_of_a_rewrite_by_its_docstring(kind: type[Rewrite]) -> Non
     assert "".join((kind.__doc__ or "").split("\n")[0].split()).replace("`", "").replace("*", "")[:60] in words
     assert f"[normprobe.{kind.name}(" in result.stdout
     assert "Attributes:" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["decay_groups", "mend", "AdaptiveClipping", "parameter_groups", "plan"])
+def test_explain_tells_of_what_is_offered_in_python(name: str) -> None:
+    result = run("explain", name.upper())
+    assert result.exit_code == 0
+    doc = inspect.getdoc(getattr(normprobe, name)) or ""
+    words = "".join(result.stdout.split())
+    assert "".join(doc.split("\n")[0].replace("`", "").split())[:60] in words
+    assert "•model:" in words
+    assert all(title not in result.stdout for title in ("Args:", "Raises:", "Returns:"))
+    assert f"normprobe.{name}, in Python" in result.stdout
+
+
+def test_explain_answers_a_slip_in_any_name() -> None:
+    assert "did you mean decay_groups?" in run("explain", "decay_group").output
 
 
 def test_explain_answers_a_slip_in_the_name_of_a_rewrite() -> None:

@@ -155,3 +155,23 @@ def test_weight_norm_starts_with_the_very_weights(dtype: torch.dtype) -> None:
     held = model.model.layers[0].mlp.up_proj.weight.detach().clone()
     applied(model, inputs, Reparametrise())
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, held)
+
+
+def test_weights_that_einsum_takes_are_refused_in_the_plan() -> None:
+    class Heads(nn.Module):
+        """x + Σ_h tanh(norm(x) W_h) V_h."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.read = nn.LayerNorm(16), nn.Parameter(torch.randn(4, 16, 8))
+            self.write = nn.Parameter(torch.randn(4, 8, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = torch.einsum("btd,hdk->bthk", self.norm(x), self.read).tanh()
+            return x + torch.einsum("bthk,hkd->btd", inner, self.write)
+
+    plan = make_plan(nn.Sequential(Heads(), Heads()), [Reparametrise()], torch.randn(2, 5, 16))
+    found = plan.steps[0][1]
+    assert found.sites == ()
+    assert [each.path for each in found.refused] == [f"{i}.{name}" for i in (0, 1) for name in ("read", "write")]
+    assert "as einsum takes it" in found.refused[0].why

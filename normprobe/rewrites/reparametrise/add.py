@@ -35,7 +35,8 @@ class Reparametrise(ChosenRewrite):
     "weight_norm", g · v / ‖v‖ for each output, is exact (Salimans & Kingma 2016). "weight_standardization" takes the
     mean over the inputs of each output off, and is breaking for weights that have one (Brock et al. 2021). The
     parameter becomes two of torch's parametrisation, `parametrizations.<name>.original0` (one number for each output)
-    and `original1`, so that an optimiser has to be made anew. `PlainWeights` takes it back.
+    and `original1`, so that an optimiser has to be made anew. `PlainWeights` takes it back. torch pickles no module
+    with a parametrisation: save its `state_dict()`.
 
     Attributes:
         kind: weight_norm | weight_standardization.
@@ -114,6 +115,8 @@ def _why_not(survey: Survey, site: WeightSite, module: nn.Module | None, own: st
         return "it is computed from other parameters already, or is a part of one"
     if parametrize.is_parametrized(module):
         return "its module has a parametrisation already"
+    if site.kind == "linear" and len(site.shape) > 2:
+        return f"it has {len(site.shape)} axes, as einsum takes it: which of them make one output is not sure"
     weight = module._parameters.get(own)
     if weight is None or not weight.is_floating_point():
         return "it is stored as whole numbers"
