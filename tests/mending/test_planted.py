@@ -37,7 +37,7 @@ MENDED = [
     ("NP201", "the final norm replaced by the identity", "llama", "breaking", "AddFinalNorm()"),
     ("NP202", "the final norm twice", "by_hand", "calibrated", "RemoveNorms(only="),
     ("NP207", "the norm before a branch twice", "llama", "calibrated", "RemoveNorms(only="),
-    ("NP208", "a norm that a block builds and never calls", "gpt2", "calibrated", "RemoveNorms(only="),
+    ("NP208", "a norm that a block builds and never calls", "gpt2", "exact", "RemoveNorms(only="),
     ("NP401", "query weights of ten thousand times their size: logits", "llama", "calibrated", "QKClip(limit=47.5)"),
     ("NP405", "query weights of ten thousand times their size: advice", "by_hand", "breaking", "AddQKNorm(only="),
     ("NP601", "Xavier's gain before ReLU", "layers", "breaking", 'Initialise(scheme="kaiming", only=["0.weight", '),
