@@ -207,7 +207,7 @@ class Rewrite(ABC):
 
     def weightless(self, sites: tuple[Site, ...]) -> bool:
         """Whether it can change these sites of a model whose parameters hold no values (meta device)."""
-        return not any(site.touched or site.gone for site in sites)
+        return not any(site.touched for site in sites)
 
     @abstractmethod
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:

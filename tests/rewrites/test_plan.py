@@ -20,7 +20,6 @@ from normprobe.rewrites import (
     Fixup,
     Initialise,
     MuP,
-    Reparametrise,
     Rewrite,
     ScaleResidual,
     StoreGains,
@@ -232,7 +231,7 @@ def test_torchs_fused_encoder_path_does_not_pass_a_rewrite_by() -> None:
 
 
 NEEDS_WEIGHTS = [ToRMSNorm(), ScaleResidual(), StoreGains("one_plus_weight"), ToDyT(), Fixup(), Initialise(), MuP(16)]
-NEEDS_WEIGHTS += [AddOutputNorms(start="calibrated"), Reparametrise()]
+NEEDS_WEIGHTS.append(AddOutputNorms(start="calibrated"))
 
 
 @pytest.mark.parametrize("rewrite", NEEDS_WEIGHTS, ids=lambda each: each.name)
