@@ -18,6 +18,7 @@ from normprobe.records import Anatomy
 from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import bytes_of
+from normprobe.rewrites.qk.between import why_bent
 from normprobe.rewrites.qk.copies import on_copies
 from normprobe.rewrites.qk.heads import Rows, own_keys, rows_of, scale, why_not
 
@@ -104,7 +105,8 @@ class _Search:
     def of(cls, survey: Survey, limit: float) -> _Search:
         """With the reasons why the heads of a site cannot be clipped, by its path."""
         named = dict(survey.model.named_parameters())
-        return cls(survey, limit, {s.path: why_not(survey.anatomy, s, named) for s in survey.anatomy.attention})
+        sites = survey.anatomy.attention
+        return cls(survey, limit, {s.path: why_not(survey.anatomy, s, named) or why_bent(survey, s) for s in sites})
 
     def run(self) -> None:
         """Find the heads that are clipped, and the `factors` of their rows; they end at the limit, neither above nor,

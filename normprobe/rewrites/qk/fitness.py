@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from normprobe.records import AttentionSite, HeadRows
 from normprobe.rewrites.base import Survey, module_at
+from normprobe.rewrites.qk.between import why_bent
 from normprobe.rewrites.swap import why_not as class_stays
 
 
@@ -25,7 +26,8 @@ def why_not(survey: Survey, site: AttentionSite) -> str | None:
     readers = [s.path for s in survey.anatomy.attention if s is not site and {*_weights(s)} & {*_weights(site)}]
     if readers:
         return f"its queries or keys come from a weight that {readers[0]} reads too"
-    return next((why for columns in (query, key) if (why := _module(survey, columns)) is not None), None)
+    why = next((why for columns in (query, key) if (why := _module(survey, columns)) is not None), None)
+    return why or why_bent(survey, site)
 
 
 def _weights(site: AttentionSite) -> list[str]:
