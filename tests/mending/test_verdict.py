@@ -116,12 +116,21 @@ def test_an_error_of_the_model_is_a_reason_and_what_was_mended_before_it_stays()
     before = snapshot(model)
     done = mend(model, x, allow="breaking")
     assert [step.name for plan in done.applied for step, _ in plan.steps] == ["AddFinalNorm"]
-    assert [one.why for one in done.left if one.finding.code == "NP101"] == [
-        "SetEps was not applied: TypeError: the fast path wants Plain"
-    ]
+    (why,) = [one.why for one in done.left if one.finding.code == "NP101"]
+    assert why.startswith("SetEps was not applied: ")
+    assert "TypeError: the fast path wants Plain" in why
     model(x)
     done.undo()
     assert snapshot(model) == before
+
+
+def test_an_error_of_any_kind_while_it_is_planned_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("normprobe.mending.attempt.make_plan", broken)
+    (left,) = mend(*narrow_decoder()).left
+    assert left.why == "UpcastNorms was not applied: ZeroDivisionError: planted"
 
 
 def test_an_error_of_the_probe_after_a_rewrite_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
