@@ -17,6 +17,7 @@ from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites,
 from normprobe.rewrites.biases import find_biases
 from normprobe.rewrites.edits import bytes_of, set_values
 from normprobe.rewrites.initialise.choice import ROLES, meant
+from normprobe.rewrites.initialise.computed import computed_weights
 from normprobe.rewrites.initialise.draw import Drawing, fresh
 from normprobe.rewrites.initialise.norms import norm_values
 from normprobe.rewrites.initialise.padding import padding_rows
@@ -102,6 +103,7 @@ class Initialise(ChosenRewrite):
         if self.scheme != "zero_writers":
             values = norm_values(survey.anatomy, named).items()
             found += [_value(survey, name, value) for name, value in values if meant(name, ("norm",), self.only)]
+        found += dict.fromkeys(computed_weights(survey, self.only))
         sites = {site.touched[0]: site for site in found if isinstance(site, Site)}
         return Sites(tuple(sites.values()), tuple(each for each in found if isinstance(each, Refusal)))
 

@@ -21,6 +21,7 @@ from normprobe.rewrites.base import Effect, Refusal, Rewrite, Site, Sites, Surve
 from normprobe.rewrites.boundary import Boundaries
 from normprobe.rewrites.edits import set_values
 from normprobe.rewrites.initialise import Initialise
+from normprobe.rewrites.initialise.computed import computed_weights
 from normprobe.rewrites.residual.scale import SCALE, scale_output
 from normprobe.rewrites.settings import check_seed
 from normprobe.rewrites.stand_in import goes, take_out, why_not_out
@@ -86,6 +87,9 @@ class Fixup(Rewrite):
         """The norms, the weights, and for "fixup" the branches, weights and activations that get a number."""
         if not survey.anatomy.streams:
             return Sites(refused=(Refusal(".", "no residual stream was found"),))
+        closed = tuple(dict.fromkeys(computed_weights(survey, "writers")))
+        if closed:  # without its norms a branch that starts as it is would not be bounded
+            return Sites(refused=closed)
         found: list[Site | Refusal] = list(_norms(survey))
         drawn = self._drawn(survey)
         own = "{} is drawn anew by what follows it without the norms"
