@@ -13,6 +13,7 @@ from torch import nn
 from normprobe.capture.trace import Trace
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.choosing import check_choice
+from normprobe.rewrites.wrapped import plain_sites
 
 _NAMED = 4
 
@@ -35,14 +36,14 @@ def told_of(names: tuple[str, ...]) -> str | None:
 
 
 def found_by(rewrite: Rewrite, survey: Survey) -> Sites:
-    """The sites of `rewrite`; where it is exact without those that hold only for what ran on these inputs.
+    """The sites of `rewrite` at plain parameters; where it is exact without those that hold only for what ran here.
 
     Raises:
         RewriteError: its `only` covers no place of the model.
     """
     if isinstance(rewrite, ChosenRewrite) and rewrite.only is not None and rewrite.expect != 0:
         check_choice(rewrite.name, rewrite.only, rewrite.places(survey))
-    found = rewrite.sites(survey)
+    found = plain_sites(rewrite, survey.model, rewrite.sites(survey))
     if rewrite.effect is not Effect.EXACT or not found.sites:
         return found
     idle = frozenset(unrun(survey.model, survey.trace))
