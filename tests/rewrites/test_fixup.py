@@ -151,7 +151,8 @@ def test_the_gain_of_a_norm_that_cannot_go_stays() -> None:
     model = nn.Sequential(*(Functional() for _ in range(4)), nn.Linear(CHANNELS, 5)).eval()
     kept = model[0].up.weight.detach().clone()
     plan = applied(model, torch.randn(2, 6, CHANNELS), Fixup())
-    refused = next(line for line in str(plan).splitlines() if "it is written out inside a forward and cannot go" in line)
+    why = "it is written out inside a forward and cannot go"
+    refused = next(line for line in str(plan).splitlines() if why in line)
     assert "0#native_layer_norm:0" in refused
     assert model[0].gain.tolist() == [1.5] * CHANNELS
     assert not torch.equal(model[0].up.weight, kept)
