@@ -6,7 +6,7 @@ import hashlib
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Opened:
         metadata: texts of the first file, such as {"format": "pt"}.
         index: what the index of shards says besides the places; None where there is one file.
         safe: False for a pickle.
+        stored: for names that are not those in the files: the name there.
     """
 
     folder: Path
@@ -43,11 +44,23 @@ class Opened:
     metadata: Mapping[str, str] = field(default_factory=dict)
     index: Mapping[str, Any] | None = None
     safe: bool = True
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all values."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def renamed(self, names: Mapping[str, str]) -> Opened:
+        """The same with the tensors of `names` alone: for each new name the old one."""
+        fresh = {old: new for new, old in names.items()}
+        return replace(
+            self,
+            tensors={new: self.tensors[old] for new, old in names.items()},
+            layout={file: tuple(fresh[old] for old in held if old in fresh) for file, held in self.layout.items()},
+            dtypes={new: self.dtypes[old] for new, old in names.items()},
+            stored={new: self.stored.get(old, old) for new, old in names.items()},
+        )
 
 
 @contextmanager

@@ -154,7 +154,8 @@ class Output:
             header = read_header(path)
             with path.open("rb") as stream:
                 for name in (each for each in names if places[each] == path):
-                    writer.put_bytes(name, parts_in(stream, header, header.entries[name]), self.told)
+                    entry = header.entries[self.source.stored.get(name, name)]
+                    writer.put_bytes(name, parts_in(stream, header, entry), self.told)
 
     def _write_index(self) -> None:
         total = sum(room.nbytes for rooms in self.layout.values() for room in rooms.values())

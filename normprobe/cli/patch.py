@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from normprobe.rewrites import Rewrite
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_CALLED = {"out": "OUT", "as_type": "--as"}
 _REWRITES = (
     "upcast_norms",
     "eps",
@@ -60,7 +61,7 @@ def patch(request: own.PatchRequest) -> None:
 
 
 def _verified(asked: dict[str, Any]) -> int:
-    _refuse(asked, "--verify checks a folder alone", ("out", "recipe", "mend", "plan", *_REWRITES))
+    _refuse(asked, "--verify checks a folder alone", ("out", "recipe", "mend", "as_type", "plan", *_REWRITES))
     from normprobe.patching.verify import verify
 
     with byte_progress(quiet=asked["quiet"]) as advance:
@@ -75,7 +76,7 @@ def _verified(asked: dict[str, Any]) -> int:
 
 
 def _planned(asked: dict[str, Any]) -> int:
-    _refuse(asked, "--plan writes nothing", ("out", "overwrite", "max_shard_size", "mend"))
+    _refuse(asked, "--plan writes nothing", ("out", "overwrite", "max_shard_size", "mend", "as_type"))
     with byte_progress(quiet=asked["quiet"]) as advance, quiet_stdout():
         advance("load", 0, 0)
         with at_once():
@@ -107,7 +108,7 @@ def _rewrites(asked: dict[str, Any]) -> tuple[Rewrite, ...]:
     given = {name: asked[name] for name in _REWRITES if asked[name] is not None}
     further = () if asked["recipe"] is None else read_recipe(asked["recipe"])
     found = Asked(**given, further=further).rewrites()
-    if not found and asked["mend"] is None:
+    if not found and asked["mend"] is None and asked["as_type"] is None:
         hint = "--qk-norm calibrated, --fold-norms, --recipe patch.toml, …; normprobe patch --help"
         raise SettingError("nothing to do: no rewrite is named", hint=hint)
     return found
@@ -124,6 +125,7 @@ def _options(asked: dict[str, Any]) -> PatchOptions:
         max_shard_bytes=None if asked["max_shard_size"] is None else _size(asked["max_shard_size"]),
         level=None if asked["no_audit"] else "forward",
         mend=asked["mend"],
+        as_type=asked["as_type"],
         target=TargetOptions(**{name: asked[name] for name in names}, text_file=file),
     )
 
@@ -141,7 +143,7 @@ def _size(text: str) -> int:
 def _refuse(asked: dict[str, Any], why: str, names: tuple[str, ...]) -> None:
     for name in names:
         if asked[name]:
-            option = name.upper() if name == "out" else "--" + name.replace("_", "-")
+            option = _CALLED.get(name, "--" + name.replace("_", "-"))
             raise SettingError(f"{option} has no effect: {why}", hint=f"leave {option} out")
 
 
@@ -153,6 +155,8 @@ def _parts(found: Patched) -> Iterator[RenderableType]:
     yield from (Text(str(each)) for each in found.plans)
     if len(found.plans) > 1 and found.manifest.proof is not None:
         yield Text(f"all together: {found.manifest.proof}")
+    if found.manifest.became is not None:
+        yield Text(str(found.manifest.became))
     if found.after is not None:
         yield from _audited("after", found.after)
     if found.manifest.left_out:

@@ -54,8 +54,9 @@ OutputNorms = Annotated[
 QKNorm = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
-        metavar="START[:KIND]",
-        help="Norm queries and keys; gains: unit, calibrated or distilled; kind: rmsnorm, l2norm or layernorm.",
+        metavar="START[:KIND][:shared]",
+        help="Norm queries and keys; gains: unit, calibrated or distilled; kind: rmsnorm, l2norm or layernorm; shared: "
+        "one gain for all heads.",
         rich_help_panel=_SIGNAL,
         show_default=False,
     ),
@@ -122,6 +123,16 @@ Mend = Annotated[
         show_default=False,
     ),
 ]
+AsType = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--as",
+        metavar="MODEL_TYPE",
+        help="Write it as another architecture that computes the same: qwen3, mistral, …",
+        rich_help_panel=_OUT,
+        show_default=False,
+    ),
+]
 PlanOnly = Annotated[
     bool, typer.Option("--plan", help="Say what would change, and write nothing.", rich_help_panel=_OUT)
 ]
@@ -162,6 +173,7 @@ class PatchRequest:
     rewrite: ByName = None
     recipe: Recipe = None
     mend: Mend = None
+    as_type: AsType = None
     plan: PlanOnly = False
     verify: Verify = False
     overwrite: Overwrite = False

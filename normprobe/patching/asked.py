@@ -21,6 +21,7 @@ _SWAPS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("weight", "one_plus_weight"): ("StoreGains", {"stored": "one_plus_weight"}),
     ("one_plus_weight", "weight"): ("StoreGains", {"stored": "weight"}),
 }
+_SHARED = "shared"
 SWAPS = tuple(":".join(pair) for pair in _SWAPS)
 
 
@@ -72,7 +73,7 @@ class Asked:
         if self.residual is not None:
             yield "ScaleResidual", {"kind": self.residual}
         if self.qk_norm is not None:
-            yield "AddQKNorm", _qk_norm(self.qk_norm)
+            yield "AddQKNorm", {**_qk_norm(self.qk_norm), **({} if self.eps is None else {"eps": self.eps})}
         if self.qk_clip is not None:
             yield "QKClip", {"limit": self.qk_clip}
 
@@ -101,6 +102,10 @@ def _swapped(words: str) -> tuple[str, dict[str, Any]]:
 
 
 def _qk_norm(words: str) -> dict[str, Any]:
-    """`START` or `START:KIND`."""
-    start, _, kind = words.partition(":")
-    return {"start": start, **({"kind": kind} if kind else {})}
+    """`START`, and after colons the kind and `shared`."""
+    start, *more = words.split(":")
+    kinds = [word for word in more if word != _SHARED]
+    shared = {_SHARED: True} if len(kinds) < len(more) else {}
+    if len(kinds) > 1:
+        raise SettingError("--qk-norm cannot be read", expected="START[:KIND][:shared]", found=words)
+    return {"start": start, **({"kind": kinds[0]} if kinds else {}), **shared}

@@ -28,18 +28,18 @@ def expressed(
     Returns:
         The fields that changed, dotted; None where no fields say it, and then the configuration is as it was.
     """
-    pairs = _numbers(before, changes)
+    pairs = numbers_of(before, changes)
     if pairs is None:
         return None
     config = copy.deepcopy(model.config)
-    fields = [*_set(config, pairs)]
+    fields = [*set_numbers(config, pairs)]
     if not fields or not same_outputs(_built(model, config), model, inputs):
         return None
     model.config = config
     return tuple(fields)
 
 
-def _numbers(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[float, float] | None:
+def numbers_of(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[float, float] | None:
     """The number that each number became; None where something else than numbers changed, or one became two."""
     found: dict[float, float] = {}
     for change in changes:
@@ -52,14 +52,14 @@ def _numbers(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[fl
     return found
 
 
-def _set(config: Any, pairs: Mapping[float, float], at: str = "") -> Iterator[str]:
+def set_numbers(config: Any, pairs: Mapping[float, float], at: str = "") -> Iterator[str]:
     """Change the fields of a configuration and of those inside it, and give their names."""
     for name, value in vars(config).items():
         if type(value) is float and value in pairs:
             setattr(config, name, pairs[value])
             yield at + name
         elif hasattr(value, "to_diff_dict"):
-            yield from _set(value, pairs, f"{at}{name}.")
+            yield from set_numbers(value, pairs, f"{at}{name}.")
 
 
 def _built(model: Any, config: Any) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,26 @@ from normprobe.checkpoints.weights import INDEXES
 from normprobe.patching.built import Subject
 from normprobe.patching.configured import NAME as CONFIG
 from normprobe.patching.configured import write_config
-from normprobe.patching.manifest import NAME, Manifest, Source, Step, hashes_of
+from normprobe.patching.manifest import NAME, Became, Manifest, Source, Step, hashes_of
 from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Proof, Rewrite
 from normprobe.rewrites.base import Sites
 from normprobe.structure.field import FIELD
-from normprobe.structure.modelling import PREFIX, auto_map, base_of, write_modelling
+from normprobe.structure.modelling import MODULE, PREFIX, auto_map, base_of, write_modelling
 from normprobe.version import __version__, versions
 
 REPORTS = ("audit-before.json", "audit-after.json")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was found while the folder was filled: whether it needs code, the hashes of its tensors by file, what stayed
+    behind, and which architecture it became."""
+
+    code: bool
+    tensors: dict[str, dict[str, str]]
+    left: tuple[str, ...]
+    became: Became | None = None
 
 
 def add_code(part: Path, model: Any, changes: Sequence[Mapping[str, Any]]) -> bool:
@@ -39,10 +51,14 @@ def add_code(part: Path, model: Any, changes: Sequence[Mapping[str, Any]]) -> bo
     return bool(every)
 
 
-def add_config(part: Path, subject: Subject) -> None:
-    """That of the source with what changed; of a file that holds all in one, what it says of itself."""
+def add_config(part: Path, subject: Subject, *, fresh: bool = False) -> None:
+    """That of the source with what changed, or a `fresh` one of another architecture; of a file that holds all in one,
+    what it says of itself."""
     path, model = subject.path / CONFIG, subject.model
     config: Any = model.config
+    if path.is_file() and fresh:
+        config.save_pretrained(part)
+        return
     if path.is_file():
         write_config(path, part, subject.config, config.to_dict())
         return
@@ -58,7 +74,8 @@ def add_files(part: Path, subject: Subject, source: Opened) -> tuple[str, ...]:
     """
     if not subject.path.is_dir():
         return ()
-    made = (*REPORTS, NAME, *(path.name for path in part.iterdir()))
+    own = (*REPORTS, NAME, f"{MODULE}.py")  # of an earlier patch
+    made = (*own, *(path.name for path in part.iterdir()))
     replaced = {*(path.name for path in source.files), *INDEXES}
     return tuple(name for name in carry(subject.path, part, frozenset(made)) if name not in replaced)
 
@@ -76,10 +93,7 @@ def add_manifest(
     source: Opened,
     plans: Sequence[Plan],
     proof: Proof | None,
-    *,
-    code: bool,
-    tensors: dict[str, dict[str, str]],
-    left: tuple[str, ...],
+    told: Told,
 ) -> Manifest:
     """What the folder says of itself; the last file."""
     manifest = Manifest(
@@ -88,10 +102,11 @@ def add_manifest(
         steps=tuple(_step(rewrite, found) for plan in plans for rewrite, found in plan.steps),
         inputs=subject.described,
         proof=proof,
-        loads="code" if code else "plain",
-        left_out=left,
-        tensors=tensors,
-        files=hashes_of(part, tensors),
+        became=told.became,
+        loads="code" if told.code else "plain",
+        left_out=told.left,
+        tensors=told.tensors,
+        files=hashes_of(part, told.tensors),
     )
     (part / NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest

@@ -47,6 +47,25 @@ class Step(Record):
     refused: dict[str, str]
 
 
+class Became(Record):
+    """The other architecture that the rewritten model was written as.
+
+    Attributes:
+        model_type: as configurations name it.
+        proof: its outputs beside those of the rewritten model.
+        dropped: what the configuration said and the new one has no place for.
+    """
+
+    model_type: str
+    proof: Proof
+    dropped: dict[str, Any]
+
+    def __str__(self) -> str:
+        fields = ", ".join(f"{name} {value}" for name, value in self.dropped.items())
+        without = f"; without {fields}" if fields else ""
+        return f"as {self.model_type}: {self.proof}{without}"
+
+
 class Manifest(Record):
     """All that is known of a patched checkpoint.
 
@@ -57,6 +76,7 @@ class Manifest(Record):
         steps: the rewrites in order.
         inputs: what the proof and the measured values stand on.
         proof: what the rewrites did to the outputs; None where there are no outputs to compare.
+        became: what it was written as; None for the architecture that it was.
         loads: "plain": any program that knows the architecture; "code": by one of the ways that need its changes.
         left_out: files of the source that hold weights as they were before.
         tensors: SHA-256 of the values of every tensor, by file.
@@ -69,6 +89,7 @@ class Manifest(Record):
     steps: tuple[Step, ...]
     inputs: str
     proof: Proof | None
+    became: Became | None = None
     loads: Literal["plain", "code"]
     left_out: tuple[str, ...] = ()
     tensors: dict[str, dict[str, str]]

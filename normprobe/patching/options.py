@@ -23,6 +23,7 @@ class PatchOptions:
         max_shard_bytes: of a weight file; None keeps the files of the source.
         mend: the worst effect of what is applied for findings, after the rewrites: exact, calibrated or breaking; None
             for nothing.
+        as_type: the `model_type` of transformers to write it as, if it computes the same; None for its own.
         level: of the audits before and after; None for none.
         target: how the checkpoint is read, and which inputs are made for it.
 
@@ -33,6 +34,7 @@ class PatchOptions:
     overwrite: bool = False
     max_shard_bytes: int | None = None
     mend: str | None = None
+    as_type: str | None = None
     level: Level | None = "forward"
     target: TargetOptions = field(default_factory=TargetOptions)
 

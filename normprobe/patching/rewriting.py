@@ -32,10 +32,12 @@ def rewritten(
     if options.mend is not None:
         tell("mend", 0, 0)
         plans += _mended(subject, options.mend, writing)
-    if not plans:
+    if not plans and options.as_type is None:
         hint = "normprobe audit says what is found"
         raise RewriteError("nothing could be mended, so that nothing is written", hint=hint)
-    return tuple(plans), plans[0].proof if baseline is None else baseline.compare(subject.model, subject.inputs)
+    if baseline is not None:
+        return tuple(plans), baseline.compare(subject.model, subject.inputs)
+    return tuple(plans), plans[0].proof if plans else None
 
 
 def _baseline(subject: Subject, rewrites: Sequence[Rewrite], options: PatchOptions) -> Baseline:

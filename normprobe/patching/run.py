@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.staging import check_place, recover, staged
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
+from normprobe.patching.alike import alike
 from normprobe.patching.built import Subject
-from normprobe.patching.expressed import expressed, same_outputs
+from normprobe.patching.expressed import expressed, numbers_of, same_outputs
 from normprobe.patching.load import load
-from normprobe.patching.manifest import Manifest
+from normprobe.patching.manifest import Became, Manifest
 from normprobe.patching.options import PatchOptions, Tell, room
+from normprobe.patching.retyped import config_class
 from normprobe.patching.rewriting import rewritten
+from normprobe.patching.same_tokens import check_tokens
 from normprobe.patching.source import located, opened_subject
 from normprobe.patching.writing import Writing
 from normprobe.probing import probe
@@ -85,8 +88,11 @@ def patch(
         CheckpointError: the place or the checkpoint is refused, or the disk is; nothing is left of the new folder.
         TargetError: the checkpoint cannot be read.
         RewriteError: a rewrite has no place, did not take, or could not be proven.
+        SettingError: `options.as_type` is no architecture.
     """
     options, told = options or PatchOptions(), tell or (lambda stage, done, total: None)
+    if options.as_type is not None:
+        config_class(options.as_type)
     notes = recover(out)
     check_place(out, located(checkpoint, options.target)[0], overwrite=options.overwrite)
     with opened_subject(checkpoint, options.target) as (subject, source):
@@ -127,20 +133,41 @@ def _made(
     writing = Writing(part, subject.model, source, options.max_shard_bytes, _counted(2 * source.nbytes, tell))
     try:
         plans, proof = rewritten(subject, rewrites, writing, options, tell)
-        changes = structure.changes(subject.model)
-        if expressed(subject.model, structure, changes, subject.inputs) is not None:
-            changes = []
+        subject, changes, became = _said(subject, structure, writing, options, tell)
         tensors = writing.finish()
     finally:
         writing.close()
     code = folder.add_code(part, subject.model, changes)
-    folder.add_config(part, subject)
+    folder.add_config(part, subject, fresh=became is not None)
     left = folder.add_files(part, subject, source)
+    if became is not None:
+        check_tokens(part, subject.tokenizer, trust=options.target.trust_remote_code)
     loaded = _loaded(part, subject, tell)
     after = _audit(loaded, subject, options.level)
     folder.add_reports(part, (before, after))
-    manifest = folder.add_manifest(part, subject, source, plans, proof, code=code, tensors=tensors, left=left)
+    told = folder.Told(code, tensors, left, became)
+    manifest = folder.add_manifest(part, subject, source, plans, proof, told)
     return plans, after, manifest
+
+
+def _said(
+    subject: Subject, structure: Structure, writing: Writing, options: PatchOptions, tell: Tell
+) -> tuple[Subject, list[dict[str, Any]], Became | None]:
+    """How the new folder says what changed.
+
+    Returns:
+        The model as it will be loaded, the changes that need code, and the architecture that it became.
+    """
+    changes = structure.changes(subject.model)
+    if options.as_type is None:
+        said = expressed(subject.model, structure, changes, subject.inputs) is not None
+        return subject, [] if said else changes, None
+    tell(f"as {options.as_type}", 0, 0)
+    values = [change for change in changes if change.keys() == {"path", "values"}]
+    found = alike(subject.model, options.as_type, subject.inputs, numbers_of(structure, values) or {})
+    writing.become(found.model, found.origins)
+    became = Became(model_type=options.as_type, proof=found.proof, dropped=found.dropped)
+    return replace(subject, model=found.model), [], became
 
 
 def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:

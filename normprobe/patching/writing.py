@@ -66,6 +66,27 @@ class Writing:
             self._touched.update((*site.touched, *site.added))
             self._put -= {self._stored[name] for name in site.touched if name in self._stored}
 
+    def become(self, model: nn.Module, origins: Mapping[str, str | None]) -> None:
+        """Write the tensors of another model, which are those of the one before by other names.
+
+        Args:
+            model: the other.
+            origins: for each of its tensors that of the model before; None for a new one.
+        """
+        before = self.model.state_dict(keep_vars=True)
+        touched = {key_of(before[name]) for name in self._touched & before.keys()}
+        known = {new: old for new, old in origins.items() if old is not None}
+        self._touched = {new for new, old in known.items() if key_of(before[old]) in touched}
+        names = {new: self._name_in_source(before, old) for new, old in known.items()}
+        self.source = self.source.renamed({new: there for new, there in names.items() if there is not None})
+        self.model, self._prefix, self._unused = model, "", set()
+
+    def _name_in_source(self, state: Mapping[str, Tensor], name: str) -> str | None:
+        """What the checkpoint calls a tensor of the model, by this or another of its names; None where it has none."""
+        names = [name, *(other for other in state if state[other] is state[name])]
+        found = (other.removeprefix(self._prefix) for other in names)
+        return next((other for other in found if other in self.source.tensors), None)
+
     def finish(self) -> dict[str, dict[str, str]]:
         """Everything that is not yet on the disk.
 
@@ -74,7 +95,8 @@ class Writing:
         """
         state = saved_state(self.model, self.source, self._prefix)
         layout = self._layout(state)
-        if layout != self._output.layout:
+        renamed = any(new != old for new, old in self.source.stored.items())
+        if renamed or layout != self._output.layout:
             self._anew(layout)
         own = self.model.state_dict(keep_vars=True)
         held = {key_of(tensor) for tensor in own.values()}

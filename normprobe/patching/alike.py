@@ -1,0 +1,150 @@
+"""A model that computes what another architecture computes becomes that one, if its outputs say so too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normprobe.capture.invoke import Inputs
+from normprobe.errors import CheckpointError, RewriteError
+from normprobe.patching.expressed import set_numbers
+from normprobe.patching.matched import WITHOUT, Origins, Side, match
+from normprobe.patching.options import room
+from normprobe.patching.retyped import config_class, retyped
+from normprobe.records import NormSite
+from normprobe.rewrites import Effect, Proof
+from normprobe.rewrites.proof import Baseline
+from normprobe.targets.heads import model_class
+from normprobe.targets.quiet import quiet
+
+
+@dataclass(frozen=True)
+class Alike:
+    """A model of another architecture.
+
+    Attributes:
+        model: it, in eval mode; its tensors share memory with those of the model that it was made from.
+        origins: for each of its tensors the one of that model; None for a bias of zeros.
+        proof: its outputs beside those of that model.
+        dropped: fields of that model's configuration that it has no place for.
+    """
+
+    model: Any
+    origins: Origins
+    proof: Proof
+    dropped: dict[str, Any]
+
+
+def alike(model: Any, model_type: str, inputs: Inputs, numbers: Mapping[float, float]) -> Alike:
+    """`model` as one of `model_type`: its configuration and its tensors in the places that they have there.
+
+    Args:
+        model: with what was changed in it.
+        model_type: as configurations of transformers name it.
+        inputs: of one forward; both models have to give the same outputs for them.
+        numbers: what numbers that modules held have become; the configuration may hold them as they were.
+
+    Raises:
+        SettingError: there is no such architecture.
+        CheckpointError: it has no place for some of the tensors, or computes something else.
+    """
+    ours = Side(model, inputs, model.config.model_type)
+    config, dropped = retyped(model.config, config_class(model_type), ours.survey.anatomy)
+    tuple(set_numbers(config, numbers))
+    kind = _class_for(model, config)
+    theirs = Side(_empty(kind, config, model), inputs, model_type)
+    origins = match(ours, theirs)
+    made = _filled(kind, config, ours, theirs, origins)
+    proof = _compared(ours, theirs, made, origins)
+    return Alike(made, origins, proof, dropped)
+
+
+def _class_for(model: nn.Module, config: Any) -> type[Any]:
+    """The class for the same task: what an automatic class that builds `model` builds for `config`."""
+    import transformers
+
+    own = set(type(model).__mro__)
+    for name in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
+        mapping = getattr(getattr(transformers, name), "_model_mapping", {})
+        chosen = [mapping.get(type(each), None) for each in (model.config, config)]
+        had, has = (each if isinstance(each, tuple | list) else (each,) for each in chosen)
+        if own & set(had) and has[0] is not None:
+            found: type[Any] = has[0]
+            return found
+    return model_class(config)
+
+
+def _empty(kind: type[Any], config: Any, like: nn.Module) -> nn.Module:
+    """A model without values."""
+    try:
+        with quiet(), torch.device("meta"):
+            made: nn.Module = kind(config)
+    except Exception as error:  # the code of the class raises what it likes; the reason is shown
+        what = f"no {kind.__name__} can be built from the configuration of {type(like).__name__}"
+        raise CheckpointError(what, found=f"{type(error).__name__}: {error}") from error
+    return made.to(_dtype(like)).eval()
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+def _filled(kind: type[Any], config: Any, ours: Side, theirs: Side, origins: Origins) -> Any:
+    """The model with the tensors of `ours` in their places."""
+    dtype = _dtype(ours.model)
+    state: dict[str, Tensor] = {
+        name: torch.zeros(theirs.tensors[name].shape, dtype=dtype) if old is None else ours.tensors[old].detach()
+        for name, old in origins.items()
+    }
+    with quiet():
+        made, report = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    lost = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    if lost:
+        raise CheckpointError(f"{kind.__name__} does not take the tensors of {ours.called}", found=str(lost[0]))
+    made.config.architectures = [kind.__name__]
+    return made.eval()
+
+
+def _compared(ours: Side, theirs: Side, made: nn.Module, origins: Origins) -> Proof:
+    """Both on the same inputs.
+
+    Raises:
+        CheckpointError: the outputs differ by more than rounding explains.
+    """
+    before = Baseline.of(ours.model, ours.inputs, Effect.EXACT, ours.survey.anatomy, room())
+    what = f"{ours.called} is no {theirs.called}: every tensor has a place there, but the outputs differ"
+    try:
+        proof = before.compare(made, ours.inputs)
+    except RewriteError as error:
+        raise CheckpointError(what, expected=error.expected, found=error.found) from error
+    if proof.holds:
+        return proof
+    found = "; ".join((str(proof), *_differences(ours, theirs, origins)))
+    raise CheckpointError(what, expected="the same outputs, within rounding", found=found, hint=WITHOUT)
+
+
+def _differences(ours: Side, theirs: Side, origins: Origins) -> Iterator[str]:
+    """What the data flow of the two says differently."""
+    norms = [{n.weight: n for n in side.survey.anatomy.norms} for side in (ours, theirs)]
+    for name, old in origins.items():
+        a, b = norms[0].get(old), norms[1].get(name)
+        if a is not None and b is not None and _norm(a) != _norm(b):
+            yield f"{a.path}: {_norm(a)}; in {theirs.called} {_norm(b)}"
+            break
+    sites = (side.survey.anatomy.attention[:1] for side in (ours, theirs))
+    for one, other in zip(*sites, strict=False):
+        for field in ("heads", "kv_heads", "scale", "softcap", "causal", "window", "biased"):
+            told = [getattr(site, field) for site in (one, other)]
+            if told[0] != told[1]:
+                yield f"{one.path}: {field} {told[0]}; in {theirs.called} {told[1]}"
+
+
+def _norm(norm: NormSite) -> str:
+    eps = "" if norm.eps is None else f", eps {norm.eps:.3g}"
+    return f"{norm.kind}, {norm.affine}{eps}"
