@@ -19,6 +19,7 @@ from normprobe.rewrites import Plan, Proof, Rewrite
 from normprobe.rewrites.base import Sites
 from normprobe.structure.field import FIELD
 from normprobe.structure.modelling import MODULE, PREFIX, auto_map, base_of, write_modelling
+from normprobe.targets.quiet import quiet
 from normprobe.version import __version__, versions
 
 REPORTS = ("audit-before.json", "audit-after.json")
@@ -57,7 +58,8 @@ def add_config(part: Path, subject: Subject, *, fresh: bool = False) -> None:
     path, model = subject.path / CONFIG, subject.model
     config: Any = model.config
     if path.is_file() and fresh:
-        config.save_pretrained(part)
+        with quiet():
+            config.save_pretrained(part)
         return
     if path.is_file():
         write_config(path, part, subject.config, config.to_dict())
