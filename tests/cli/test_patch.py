@@ -53,6 +53,8 @@ def source(tmp_path: Path) -> Path:
         (Asked(output_norms="calibrated"), [AddOutputNorms(start="calibrated")]),
         (Asked(qk_norm="calibrated"), [AddQKNorm(start="calibrated")]),
         (Asked(qk_norm="unit:l2norm"), [AddQKNorm("l2norm", start="unit")]),
+        (Asked(qk_norm="unit:shared", eps=1e-5), [SetEps(1e-5), AddQKNorm(shared=True, eps=1e-5)]),
+        (Asked(qk_norm="distilled:shared:layernorm"), [AddQKNorm("layernorm", start="distilled", shared=True)]),
         (Asked(qk_clip=50.0, residual="rezero"), [ScaleResidual("rezero"), QKClip(50.0)]),
         (Asked(init="gpt2", only=["writers"], seed=3), [Initialise("gpt2", seed=3, only=("writers",))]),
         (Asked(rewrite=["ToDyT(start='unit')"], eps=1e-6), [SetEps(1e-6), ToDyT("unit")]),
@@ -73,6 +75,7 @@ def test_every_exchange_is_a_rewrite(words: str) -> None:
     [
         (Asked(swap=["layernorm:batchnorm"]), "--swap names no exchange"),
         (Asked(qk_norm="calibratd"), "AddQKNorm cannot be made"),
+        (Asked(qk_norm="unit:rmsnorm:l2norm"), "--qk-norm cannot be read"),
         (Asked(init="gpt3"), "Initialise cannot be made"),
         (Asked(only=["h.*"]), "--only belongs to one rewrite"),
         (Asked(only=["h.*"], eps=1e-5, init="gpt2"), "--only belongs to one rewrite"),
@@ -129,6 +132,19 @@ def test_a_recipe_is_followed(run: Run, source: Path, tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "out").model_dump(mode="json") == json.loads(found.output)
 
 
+def test_it_is_written_as_another_architecture(run: Run, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = run(source, out, "--eps", "1e-5", "--qk-norm", "calibrated:shared", "--as", "qwen3")
+    assert found.exit_code == 0, found.output
+    for part in ("as qwen3: max |Δ| 0 ", "after: ", 'load it with from_pretrained("/'):
+        assert part in found.output.replace("\n", " ")
+    assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3"
+    alone = run(source, tmp_path / "alone", "--as", "mistral", "--no-audit", "--format", "json")
+    assert alone.exit_code == 0, alone.output
+    assert json.loads(alone.output)["became"]["model_type"] == "mistral"
+    assert json.loads(alone.output)["steps"] == []
+
+
 def test_the_plan_writes_nothing(run: Run, source: Path) -> None:
     before = contents(source.parent)
     found = run(source, "--plan", "--fold-norms")
@@ -152,6 +168,9 @@ def test_findings_are_mended(run: Run, tmp_path: Path) -> None:
         (["SOURCE"], "no folder to write to"),
         (["SOURCE", "OUT"], "no rewrite is named"),
         (["SOURCE", "OUT", "--plan", "--eps", "1e-5"], "OUT has no effect: --plan writes nothing"),
+        (["SOURCE", "--plan", "--eps", "1e-5", "--as", "qwen3"], "--as has no effect: --plan writes nothing"),
+        (["SOURCE", "OUT", "--as", "qwn3"], "--as names no architecture"),
+        (["SOURCE", "OUT", "--as", "gemma"], "llama is no gemma"),
         (["SOURCE", "--verify", "--eps", "1e-5"], "--eps has no effect: --verify checks a folder alone"),
         (["SOURCE", "OUT", "--eps", "1e-5", "--max-shard-size", "2 apples"], "--max-shard-size is no size"),
         (["SOURCE", "OUT", "--eps", "1e-5", "--mend", "all"], "mend is no effect"),
