@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +14,13 @@ from torch import Tensor, nn
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import CheckpointError, RewriteError
 from normprobe.patching.expressed import set_numbers
-from normprobe.patching.matched import WITHOUT, Origins, Side, match
+from normprobe.patching.matched import WITHOUT, Origins, Side, has_room, match
 from normprobe.patching.options import room
 from normprobe.patching.retyped import config_class, retyped
-from normprobe.records import NormSite
+from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites import Effect, Proof
 from normprobe.rewrites.proof import Baseline
+from normprobe.structure.modelling import base_of
 from normprobe.targets.heads import model_class
 from normprobe.targets.quiet import quiet
 
@@ -56,11 +59,54 @@ def alike(model: Any, model_type: str, inputs: Inputs, numbers: Mapping[float, f
     config, dropped = retyped(model.config, config_class(model_type), ours.survey.anatomy)
     tuple(set_numbers(config, numbers))
     kind = _class_for(model, config)
-    theirs = Side(_empty(kind, config, model), inputs, model_type)
+    try:
+        return _as_configured(ours, kind, config, dropped)
+    except CheckpointError:
+        for other in _switched(ours, kind, config):
+            with suppress(CheckpointError):
+                return _as_configured(ours, kind, other, dropped)
+        raise
+
+
+def switched(model: Any, inputs: Inputs, numbers: Mapping[float, float]) -> Alike | None:
+    """`model` as its own architecture with one switch of its configuration turned, such as one that adds norms.
+
+    Args:
+        model, inputs, numbers: as of `alike`.
+
+    Returns:
+        None where its configuration has a place for all tensors as it is, or where no switch gives its very outputs.
+    """
+    ours, kind = Side(model, inputs, model.config.model_type), base_of(model)
+    config, _ = retyped(model.config, type(model.config), Anatomy())
+    tuple(set_numbers(config, numbers))
+    if not has_room(Side(_empty(kind, config, model), inputs, ""), ours):
+        for other in _switched(ours, kind, config):
+            with suppress(CheckpointError):
+                found = _as_configured(ours, kind, other, {})
+                if found.proof.max_abs == 0:
+                    return found
+    return None
+
+
+def _switched(ours: Side, kind: type[Any], config: Any) -> Iterator[Any]:
+    """The configuration with one of its switches turned, each with which there is a place for every tensor."""
+    from transformers import PreTrainedConfig
+
+    usual = vars(PreTrainedConfig())
+    for name in [name for name, value in vars(config).items() if type(value) is bool and name not in usual]:
+        other = copy.deepcopy(config)
+        setattr(other, name, not getattr(config, name))
+        with suppress(CheckpointError):
+            if has_room(Side(_empty(kind, other, ours.model), ours.inputs, ""), ours):
+                yield other
+
+
+def _as_configured(ours: Side, kind: type[Any], config: Any, dropped: dict[str, Any]) -> Alike:
+    theirs = Side(_empty(kind, config, ours.model), ours.inputs, config.model_type)
     origins = match(ours, theirs)
     made = _filled(kind, config, ours, theirs, origins)
-    proof = _compared(ours, theirs, made, origins)
-    return Alike(made, origins, proof, dropped)
+    return Alike(made, origins, _compared(ours, theirs, made, origins), dropped)
 
 
 def _class_for(model: nn.Module, config: Any) -> type[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +76,12 @@ def match(ours: Side, theirs: Side) -> Origins:
         found |= _by_place(ours, theirs, found)
         _settle(ours, theirs, found)
     return found
+
+
+def has_room(theirs: Side, ours: Side) -> bool:
+    """Whether `theirs` has as many tensors of each shape as `ours`, zeros not counted."""
+    need = Counter(tuple(tensor.shape) for tensor in ours.tensors.values() if tensor.dim() > 1 or bool(tensor.any()))
+    return need <= Counter(tuple(tensor.shape) for tensor in theirs.tensors.values())
 
 
 def _by_place(ours: Side, theirs: Side, found: Origins) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ def retyped(config: Any, kind: type[Any], anatomy: Anatomy) -> tuple[Any, dict[s
     Raises:
         CheckpointError: `kind` cannot be made so, or a limit on what attention sees would be lost.
     """
+    if type(config) is kind:
+        return _own(config), {}
     default = kind()
     fields = {**_sizes(anatomy, default), **dict(_shared(config, default))}
     fields |= {name: None for name in _LIMITS if hasattr(default, name) and not hasattr(config, name)}
@@ -52,6 +55,15 @@ def retyped(config: Any, kind: type[Any], anatomy: Anatomy) -> tuple[Any, dict[s
         raise CheckpointError(what, found=f"{type(error).__name__}: {error}") from error
     _check_limits(config, made)
     return made, _dropped(config, made)
+
+
+def _own(config: Any) -> Any:
+    """The same without what an earlier patch put there."""
+    made = copy.deepcopy(config)
+    for name in (FIELD, "auto_map"):
+        if name in vars(made):
+            delattr(made, name)
+    return made
 
 
 def _shared(config: Any, default: Any) -> Iterator[tuple[str, Any]]:

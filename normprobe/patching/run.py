@@ -13,7 +13,7 @@ from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.staging import check_place, recover, staged
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
-from normprobe.patching.alike import alike
+from normprobe.patching.alike import alike, switched
 from normprobe.patching.built import Subject
 from normprobe.patching.expressed import expressed, numbers_of, same_outputs
 from normprobe.patching.load import load
@@ -159,14 +159,18 @@ def _said(
         The model as it will be loaded, the changes that need code, and the architecture that it became.
     """
     changes = structure.changes(subject.model)
-    if options.as_type is None:
-        said = expressed(subject.model, structure, changes, subject.inputs) is not None
-        return subject, [] if said else changes, None
-    tell(f"as {options.as_type}", 0, 0)
     values = [change for change in changes if change.keys() == {"path", "values"}]
-    found = alike(subject.model, options.as_type, subject.inputs, numbers_of(structure, values) or {})
+    given = (subject.inputs, numbers_of(structure, values) or {})
+    if options.as_type is None:
+        said = not changes or expressed(subject.model, structure, changes, subject.inputs) is not None
+        found, became = None if said else switched(subject.model, *given), None
+        if found is None:
+            return subject, [] if said else changes, None
+    else:
+        tell(f"as {options.as_type}", 0, 0)
+        found = alike(subject.model, options.as_type, *given)
+        became = Became(model_type=options.as_type, proof=found.proof, dropped=found.dropped)
     writing.become(found.model, found.origins)
-    became = Became(model_type=options.as_type, proof=found.proof, dropped=found.dropped)
     return replace(subject, model=found.model), [], became
 
 
