@@ -19,10 +19,6 @@ from transformers import (
     BertForMaskedLM,
     MistralConfig,
     MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
 )
 
 import normprobe
@@ -30,7 +26,7 @@ from normprobe.errors import NormprobeError, SettingError
 from normprobe.patching.alike import alike
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
-from normprobe.rewrites import AddFinalNorm, AddQKNorm, FoldGains, Initialise, Rewrite, SetEps
+from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, Rewrite, SetEps
 from tests.patching.checkpoints import HEADS, IDS, SIZES, contents, llama, made, saved
 
 Source = Callable[[str], Path]
@@ -234,44 +230,6 @@ def test_tensors_are_told_by_their_place_where_names_do_not_say_it(source: Sourc
         for part in "qk":
             at = f"model.layers.{layer}.self_attn."
             assert found[f"{at}{part}_norm.weight"] == f"{at}{part}_proj.{part}_norm.weight"
-
-
-PHI = {**SIZES, "num_attention_heads": 4, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2}
-OPT = {**PHI, "ffn_dim": 48, "word_embed_proj_dim": 32, "_remove_final_layer_norm": True, "pad_token_id": 0}
-
-
-def own(folder: Path, rewrite: Rewrite, model_type: str | None) -> Patched:
-    return patch(str(folder), folder.parent / "out", [rewrite], PatchOptions(level=None, as_type=model_type))
-
-
-def test_a_switch_of_the_configuration_adds_the_final_norm(tmp_path: Path) -> None:
-    folder = saved(made(OPTForCausalLM, OPTConfig(**OPT)), tmp_path / "source")
-    found = own(folder, AddFinalNorm(), None)
-    assert (found.manifest.loads, found.manifest.became) == ("plain", None)
-    assert config(found.out) == {**config(folder), "_remove_final_layer_norm": False}
-    model = AutoModelForCausalLM.from_pretrained(found.out)
-    assert torch.equal(logits(model), logits(in_memory(folder, [AddFinalNorm()])))
-    assert stored(found.out).keys() - stored(folder).keys() == {
-        "model.decoder.final_layer_norm.weight",
-        "model.decoder.final_layer_norm.bias",
-    }
-
-
-def test_a_switch_adds_norms_of_queries_and_keys_where_rounding_may_differ(tmp_path: Path) -> None:
-    folder = saved(made(PhiForCausalLM, PhiConfig(**PHI)), tmp_path / "source")
-    rewrite = AddQKNorm("layernorm", start="calibrated", shared=True, eps=1e-5)
-    found = own(folder, rewrite, "phi")
-    assert found.manifest.loads == "plain"
-    assert config(found.out)["qk_layernorm"] is True
-    model = AutoModelForCausalLM.from_pretrained(found.out)
-    torch.testing.assert_close(logits(model), logits(in_memory(folder, [rewrite])), rtol=0, atol=1e-6)
-
-
-def test_a_switch_that_gives_other_outputs_is_left_alone(tmp_path: Path) -> None:
-    folder = saved(made(PhiForCausalLM, PhiConfig(**PHI)), tmp_path / "source")
-    found = own(folder, AddQKNorm("rmsnorm", shared=True, eps=1e-5), None)
-    assert found.manifest.loads == "code"
-    assert config(found.out)["qk_layernorm"] is False
 
 
 def tokenizer(folder: Path, **fields: Any) -> None:
