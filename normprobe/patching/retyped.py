@@ -11,7 +11,6 @@ from normprobe.records import Anatomy
 from normprobe.structure.field import FIELD
 
 _OF_THE_CLASS = {"model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", FIELD}
-_OF_THE_FILES = {"quantization_config"}  # how they hold the weights, which are plain numbers by now
 _LIMITS = ("sliding_window", "attention_chunk_size")  # tokens that a query sees: short inputs do not show it
 
 
@@ -107,7 +106,7 @@ def _dropped(config: Any, made: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.to_dict().items()
-        if not (name.startswith("_") or name in _OF_THE_FILES or name in _OF_THE_CLASS)
+        if not (name.startswith("_") or name in _OF_THE_CLASS)
         and value != usual.get(name)
         and not hasattr(made, name)
     }

@@ -52,6 +52,7 @@ def _from_gguf(path: Path, name: str, options: TargetOptions) -> tuple[Subject, 
     """Weights turned back into floats, in memory; they become one file of safetensors."""
     built = load_gguf(path, options, name)
     model: Any = built.model.eval()
+    vars(model.config).pop("quantization_config", None)  # of the file; its weights are plain numbers now
     tensors = {key: tensor.detach() for key, tensor in model.state_dict(keep_vars=True).items()}
     kept = {key: tensor for key, tensor in tensors.items() if key not in getattr(model, "all_tied_weights_keys", {})}
     dtypes = {key: name_of(tensor.dtype) for key, tensor in kept.items()}

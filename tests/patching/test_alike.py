@@ -27,7 +27,10 @@ from normprobe.patching.alike import alike
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
 from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, Rewrite, SetEps
+from normprobe.targets.gguf import load_gguf
+from normprobe.targets.options import TargetOptions
 from tests.patching.checkpoints import HEADS, IDS, SIZES, contents, llama, made, saved
+from tests.targets.test_gguf import write as write_gguf
 
 Source = Callable[[str], Path]
 SHARED = AddQKNorm(start="calibrated", shared=True)
@@ -92,6 +95,19 @@ def test_a_llama_with_shared_gains_on_queries_and_keys_is_a_qwen3(source: Source
     assert {"chat_template.jinja", "LICENSE", "sub/notes.txt"} <= contents(found.out).keys()
     old, new = shards(folder), shards(found.out)
     assert {name: file for name, file in new.items() if name in old} == old
+
+
+def test_a_gguf_file_becomes_another_architecture(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    path = tmp_path / "source" / "tiny.gguf"
+    path.parent.mkdir()
+    write_gguf(path)
+    found = written(path, "mistral", [], "../out")
+    model, plain = AutoModelForCausalLM.from_pretrained(found.out), load_gguf(path, TargetOptions(), str(path)).model
+    assert type(model) is MistralForCausalLM
+    assert torch.equal(logits(model), logits(plain))
+    assert found.manifest.became is not None
+    assert found.manifest.became.dropped == {}
 
 
 def test_half_precision_stays_and_what_rounding_does_is_said(source: Source) -> None:

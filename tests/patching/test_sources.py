@@ -170,6 +170,7 @@ def test_a_gguf_file_becomes_safetensors(tmp_path: Path) -> None:
     assert torch.equal(model.lm_head.weight, head)
     assert bool((model.model.norm.weight == 1).all())
     assert found.manifest.loads == "plain"
+    assert patch(str(found.out), tmp_path / "again", [Initialise()], FAST).manifest.loads == "plain"
 
 
 def test_nan_in_a_weight_comes_along_and_is_told(source: Source) -> None:
