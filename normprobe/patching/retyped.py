@@ -106,7 +106,5 @@ def _dropped(config: Any, made: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.to_dict().items()
-        if not (name.startswith("_") or name in _OF_THE_CLASS)
-        and value != usual.get(name)
-        and not hasattr(made, name)
+        if not (name.startswith("_") or name in _OF_THE_CLASS) and value != usual.get(name) and not hasattr(made, name)
     }
