@@ -49,6 +49,7 @@ from normprobe.rewrites import (
 )
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.plan import Plan
+from normprobe.rewrites.way_back import Structure
 
 SETTINGS: tuple[Rewrite, ...] = (
     UpcastNorms(),
@@ -209,7 +210,8 @@ def _loaded(subject: Subject, rewrite: Rewrite, sites: tuple[Site, ...]) -> str 
     if [(each.path, each.added) for each in found.sites] != [(each.path, each.added) for each in sites]:
         found = Sites(sites)  # which places there are hangs on the values: a router's choice of experts, say
     with ExitStack() as undo:
-        keep_plain(subject.twin, fused_around(subject.twin, found.sites), undo)
+        undo.callback(Structure(subject.twin).put_back)
+        keep_plain(subject.twin, fused_around(subject.twin, found.sites))
         for site in found.sites:
             rewrite.change(subject.twin, site, undo)
         subject.twin.load_state_dict(torch.load(stored, weights_only=True))

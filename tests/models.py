@@ -71,7 +71,7 @@ def hugging_face(model_class: str, config_class: str, **fields: Any) -> Built:
 def gpt2(**fields: Any) -> Built:
     small = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS}
     tokens = {"bos_token_id": 1, "eos_token_id": 2}
-    return hugging_face("GPT2LMHeadModel", "GPT2Config", **small, **tokens, **fields)
+    return hugging_face("GPT2LMHeadModel", "GPT2Config", **{**small, **tokens, **fields})
 
 
 def llama(**fields: Any) -> Built:

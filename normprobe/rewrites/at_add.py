@@ -9,7 +9,6 @@ is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -103,20 +102,10 @@ class Linked(AtOutput):
         return stream
 
 
-def link(writer: nn.Module, adder: nn.Module, made: Link, paths: tuple[str, str], undo: ExitStack) -> None:
+def link(writer: nn.Module, adder: nn.Module, made: Link, paths: tuple[str, str]) -> None:
     """Let `adder` act where it adds what `writer` returns; `paths` are theirs."""
-    had = adder.__dict__.get(Adding.KEY, ())
-    undo.callback(_put_back, adder, Adding.KEY, had)
-    adder.__dict__[Adding.KEY] = (*had, made)
-    undo.callback(_put_back, writer, Linked.KEY, ())
+    adder.__dict__[Adding.KEY] = (*adder.__dict__.get(Adding.KEY, ()), made)
     writer.__dict__[Linked.KEY] = made
-    lay(writer, Linked, paths[0], undo)
+    lay(writer, Linked, paths[0])
     if not has_layer(adder, Adding):
-        lay(adder, Adding, paths[1], undo)
-
-
-def _put_back(module: nn.Module, key: str, value: Any) -> None:
-    if value == ():
-        module.__dict__.pop(key, None)
-    else:
-        module.__dict__[key] = value
+        lay(adder, Adding, paths[1])

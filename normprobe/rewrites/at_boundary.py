@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -89,14 +88,11 @@ def _first(module: AtOutput, layer: type[AtOutput], output: Any) -> Any:
     return pytree.tree_unflatten(leaves, tree)
 
 
-def lay_at(
-    boundary: Boundary, layers: tuple[type[AtInput], type[AtOutput]], module: nn.Module, undo: ExitStack
-) -> None:
+def lay_at(boundary: Boundary, layers: tuple[type[AtInput], type[AtOutput]], module: nn.Module) -> None:
     """Lay the first of `layers` over the class of `module` where the boundary is its input, else the second."""
     at_input, at_output = layers
     if boundary.side == "output":
-        lay(module, at_output, boundary.path, undo)
+        lay(module, at_output, boundary.path)
         return
-    undo.callback(module.__dict__.pop, at_input.KEY, None)
     module.__dict__[at_input.KEY] = (boundary.index, boundary.name)
-    lay(module, at_input, boundary.path, undo)
+    lay(module, at_input, boundary.path)

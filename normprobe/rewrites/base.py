@@ -192,7 +192,9 @@ class Rewrite(ABC):
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Change one site.
 
-        Before each step its reversal is put on `undo`, so that a failure between two steps can be taken back too.
+        Classes, attributes, parameters, buffers and children of modules come back by themselves, after a failure too.
+        The way back of all else, which is values of tensors and what lies outside of modules, is put on `undo` before
+        each step.
 
         Raises:
             RewriteError: the site is no longer as it was planned.

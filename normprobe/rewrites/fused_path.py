@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 from torch import nn
 
@@ -22,11 +21,10 @@ def fused_around(model: nn.Module, sites: tuple[Site, ...]) -> tuple[str, ...]:
     return tuple(path for path, layer in _fused(model) if any(_inside(other, path) for other in changed))
 
 
-def keep_plain(model: nn.Module, paths: tuple[str, ...], undo: ExitStack) -> None:
+def keep_plain(model: nn.Module, paths: tuple[str, ...]) -> None:
     """Let the encoder layers at `paths` call their modules, always."""
     for path in paths:
         layer = model.get_submodule(path)
-        undo.callback(layer.__dict__.__setitem__, _ASKED, layer.__dict__[_ASKED])
         layer.__dict__[_ASKED] = 0
 
 

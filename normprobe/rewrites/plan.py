@@ -15,9 +15,11 @@ from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
 from normprobe.rewrites.edits import ForGood
 from normprobe.rewrites.fused_path import fused_around, keep_plain
+from normprobe.rewrites.history import Applied, Planned
 from normprobe.rewrites.proof import Baseline, Proof
 from normprobe.rewrites.reduced import check_reduced
 from normprobe.rewrites.refusals import reasons_of
+from normprobe.rewrites.rows import counted, rows_of
 from normprobe.rewrites.unrun import found_by, told_of, unrun
 
 State = Literal["planned", "applied", "undone"]
@@ -95,11 +97,12 @@ class Plan:
     def __init__(self, survey: Survey, steps: Sequence[tuple[Rewrite, Sites]]) -> None:
         self._model, self._inputs, self._anatomy = survey.model, survey.inputs, survey.anatomy
         self._undo = ExitStack()
+        self._planned = Planned(survey.model)
+        self._applied: Applied | None = None
         self.steps = tuple(steps)
-        self._fused = fused_around(self._model, tuple(site for _, found in self.steps for site in found.sites))
+        self._fused = fused_around(self._model, self._sites())
         self._told: list[str] = []
         self._unrun = told_of(unrun(self._model, survey.trace))
-        self._for_good = False
         self.state: State = "planned"
         self.proof: Proof | None = None
 
@@ -121,16 +124,19 @@ class Plan:
             This plan.
 
         Raises:
-            RewriteError: a rewrite has no site or another number than it expects; a site did not take; an exact
-                rewrite moved the outputs by more than rounding explains. The model is then bit for bit as it was.
+            RewriteError: the model was changed since the plan was made, by another plan say; a rewrite has no site or
+                another number than it expects; a site did not take; an exact rewrite moved the outputs by more than
+                rounding explains. The model is then bit for bit as it was.
         """
         if self.state == "applied":
             raise RewriteError("the plan is applied already", hint="call undo() first")
         self._check_counts()
+        self._planned.check(self._model, self._names())
         weightless = self._check_weights()
         baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy, room)
-        with ExitStack() if done is None else ForGood() as undo:
-            self._change(undo, done)
+        applied = Applied(self._model, self._names()) if done is None else None
+        with ExitStack() if applied else ForGood() as undo:
+            self._change(undo, done, applied)
             for rewrite, found in self.steps:
                 with self._beside(rewrite):
                     rewrite.fit(self._model, found.sites, self._inputs)
@@ -142,22 +148,29 @@ class Plan:
                     expected=f"max |Δ| <= {self.proof.tolerance:.3g}, {self.proof.tolerance_source}",
                     found=f"max |Δ| {self.proof.max_abs:.3g}",
                 )
+            if applied:
+                applied.stand(self._sites())
             self._undo = undo.pop_all()
-        self._for_good = done is not None
-        self.state, self._told = "applied", told
+        self._applied, self.state, self._told = applied, "applied", told
         return self
 
     @as_stored()
-    def undo(self) -> None:
-        """Put the model back bit for bit.
+    def undo(self, anyway: bool = False) -> None:
+        """Put the model back bit for bit; what comes back is in the dtype and on the device that the model has now.
+
+        Args:
+            anyway: also where parameters that were written have other values since, because the model was trained:
+                they get their old values back, and all others stay as they are now.
 
         Raises:
-            RewriteError: the plan is not applied, or something else changed a site's class since.
+            RewriteError: the plan is not applied; a later plan that is still applied, or something else, changed one
+                of its modules; a written parameter has other values since. Nothing was changed then.
         """
         if self.state != "applied":
             raise RewriteError(f"nothing to undo: the plan is {self.state}")
-        if self._for_good:
+        if self._applied is None:
             raise RewriteError("the plan was applied for good", hint="load the model again")
+        self._applied.check(anyway)
         self._undo.close()
         self.state = "undone"
 
@@ -168,8 +181,8 @@ class Plan:
             if rewrite.expect is not None and count != rewrite.expect:
                 raise RewriteError(
                     f"{rewrite.name} found another number of sites than it was told to expect",
-                    expected=_count(rewrite.expect, "site"),
-                    found=f"{_count(count, 'site')}, {len(found.refused)} refused"
+                    expected=counted(rewrite.expect, "site"),
+                    found=f"{counted(count, 'site')}, {len(found.refused)} refused"
                     + (f" ({reasons})" if reasons else ""),
                 )
             if count == 0 and rewrite.expect is None:
@@ -188,14 +201,16 @@ class Plan:
             raise RewriteError(
                 f"{', '.join(dict.fromkeys(needing))} has to read the weights, and the model holds none",
                 expected="parameters with values",
-                found=f"{_count(len(bare), 'parameter')} on the meta device, {bare[0]} the first",
+                found=f"{counted(len(bare), 'parameter')} on the meta device, {bare[0]} the first",
                 hint="load the weights (or model.to_empty(device=…) and initialise them), then plan again",
             )
         return bool(bare)
 
-    def _change(self, undo: ExitStack, told: Callable[[Site], None] | None) -> None:
+    def _change(self, undo: ExitStack, told: Callable[[Site], None] | None, applied: Applied | None) -> None:
         """Every site in order; a failure says where, and unwinds `undo` on its way out."""
-        keep_plain(self._model, self._fused, undo)
+        if applied:
+            undo.callback(applied.put_back)
+        keep_plain(self._model, self._fused)
         done, total = 0, sum(len(found.sites) for _, found in self.steps)
         for rewrite, found in self.steps:
             for site in found.sites:
@@ -205,6 +220,8 @@ class Plan:
                 if told is not None:
                     told(site)
                 done += 1
+        if applied:
+            applied.settle(self._sites(), self._fused)
 
     def _confirm(self) -> list[str]:
         """Every site is as promised; what the rewrites tell of the changed model."""
@@ -231,13 +248,16 @@ class Plan:
                 hint="apply one plan, then make the other",
             ) from error
 
+    def _sites(self) -> tuple[Site, ...]:
+        return tuple(site for _, found in self.steps for site in found.sites)
+
     def _names(self) -> str:
         return ", ".join(rewrite.name for rewrite, _ in self.steps)
 
     def __str__(self) -> str:
         rows = [f"{self.state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
         for rewrite, found in self.steps:
-            rows += _rows(rewrite, found)
+            rows += rows_of(rewrite, found)
         sites = [site for _, found in self.steps for site in found.sites]
         if any(site.added for site in sites):
             rows.append(f"parameters are added: {_MADE_BEFORE} does not hold them")
@@ -248,8 +268,8 @@ class Plan:
         rows += [] if self._unrun is None else [self._unrun]
         rows += [f"now: {line}" for line in self._told if self.state == "applied"]
         memory = sum(site.undo_bytes for site in sites)
-        if not self._for_good:
-            rows.append(f"undo holds {_count(memory, 'byte')}")
+        if not (self.state == "applied" and self._applied is None):
+            rows.append(f"undo holds {counted(memory, 'byte')}")
         if self.proof is not None:
             rows.append(f"proof: {self.proof}")
         return "\n".join(rows)
@@ -270,19 +290,3 @@ def _read_again(model: nn.Module, inputs: Inputs) -> Anatomy:
     except InputError as error:
         what = "the rewritten model does not run; it is as it was"
         raise RewriteError(what, expected="a forward on the inputs of the plan", found=error.found) from error
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _rows(rewrite: Rewrite, found: Sites) -> list[str]:
-    stated = "" if rewrite.expect is None else f", {rewrite.expect} expected"
-    rows = [f"{rewrite.name}, {rewrite.effect_at(found.sites).value}: {rewrite.describe()}"]
-    rows.append(f"  {_count(len(found.sites), 'site')}{stated}, {len(found.refused)} refused")
-    for site in found.sites:
-        rows.append(f"  {site.path}: {site.change}")
-        rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]
-        rows += [f"    drops {name}" for name in site.gone]
-    rows += [f"  refused {text}" for text in reasons_of(found.refused)]
-    return rows + [f"  note: {note}" for note in found.notes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import final
 
 import torch
@@ -46,7 +45,7 @@ def goes(model: nn.Module, path: str) -> tuple[tuple[str, ...], int]:
     return names, bytes_in(module)
 
 
-def take_out(model: nn.Module, path: str, undo: ExitStack) -> nn.Module:
+def take_out(model: nn.Module, path: str) -> nn.Module:
     """Put `Passed` where the module at `path` is, and give that module.
 
     Raises:
@@ -57,6 +56,5 @@ def take_out(model: nn.Module, path: str, undo: ExitStack) -> nn.Module:
     old = holder._modules.get(own)
     if old is None:
         raise RewriteError(f"{path} cannot be taken out", expected="a module as planned", found="none")
-    undo.callback(holder._modules.__setitem__, own, old)
     holder._modules[own] = Passed(old)
     return old

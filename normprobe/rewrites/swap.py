@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
@@ -94,15 +93,6 @@ def layers_over(kind: type[nn.Module]) -> tuple[tuple[type[Layer], ...], type[nn
     return (*lower, top), base
 
 
-def _without(kind: type, layer: type[Layer]) -> type[nn.Module]:
-    """`kind` without its uppermost `layer`; layers above that stay."""
-    top = _layer(kind)
-    if top is None:
-        raise LookupError
-    below: type[nn.Module] = kind.__bases__[1]
-    return below if top is layer else over(top, _without(below, layer))
-
-
 def has_layer(module: nn.Module, layer: type[Layer]) -> bool:
     """Whether `layer` lies over the module's class already."""
     return issubclass(type(module), layer)
@@ -124,19 +114,14 @@ def shell(module: nn.Module, layer: type[Layer]) -> nn.Module:
     return made
 
 
-def lay(module: nn.Module, layer: type[Layer], path: str, undo: ExitStack) -> None:
-    """Lay `layer` over the class of `module`, the one at `path`, below layers that come last; `undo` takes it away."""
+def lay(module: nn.Module, layer: type[Layer], path: str) -> None:
+    """Lay `layer` over the class of `module`, the one at `path`, below layers that come last.
 
-    def take_away() -> None:
-        try:
-            module.__class__ = _without(type(module), layer)
-        except LookupError:
-            raise RewriteError(
-                f"cannot undo the rewrite of {path}: its class was changed again since",
-                expected=f"{type(module).__name__} with the layer {layer.__name__}",
-                found=" > ".join(part.__name__ for part in type(module).__mro__[:3]),
-                hint="take the later change back first",
-            ) from None
-
+    Raises:
+        RewriteError: it lies there already.
+    """
+    if has_layer(module, layer):
+        raise RewriteError(
+            f"{path} cannot be changed once more", expected="a module without this change", found=layer.NOTE
+        )
     module.__class__ = _with(type(module), layer)
-    undo.callback(take_away)

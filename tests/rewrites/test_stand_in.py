@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from normprobe.errors import RewriteError
 from normprobe.rewrites import Fixup, Survey, ToPostNorm, make_plan
 from normprobe.rewrites.stand_in import take_out
+from normprobe.rewrites.way_back import Structure
 from tests import models
 from tests.rewrites.cases import snapshot
 
@@ -19,15 +19,16 @@ from tests.rewrites.cases import snapshot
 def test_it_tells_the_dtype_that_the_model_has() -> None:
     model, x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), torch.randn(2, 4)
     kept = snapshot(model)
-    with ExitStack() as undo:
-        old = take_out(model, "0", undo)
-        assert isinstance(old, nn.LayerNorm)
-        assert torch.equal(model[0](x), x)
-        assert list(model.state_dict()) == ["1.weight", "1.bias"]
-        assert model.to(torch.bfloat16)[0].weight.dtype is torch.bfloat16
-        model.float()
-        with pytest.raises(RewriteError, match="cannot be taken out"):
-            take_out(model, "7", undo)
+    before = Structure(model)
+    old = take_out(model, "0")
+    assert isinstance(old, nn.LayerNorm)
+    assert torch.equal(model[0](x), x)
+    assert list(model.state_dict()) == ["1.weight", "1.bias"]
+    assert model.to(torch.bfloat16)[0].weight.dtype is torch.bfloat16
+    model.float()
+    with pytest.raises(RewriteError, match="cannot be taken out"):
+        take_out(model, "7")
+    before.put_back()
     assert list(snapshot(model)) == list(kept)
     assert model[0] is old
 

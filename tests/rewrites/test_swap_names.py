@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import torch
 from torch import Tensor, nn
 
 from normprobe.rewrites.at_boundary import AtInput, AtOutput, lay_at
 from normprobe.rewrites.boundary import Boundary
 from normprobe.rewrites.swap import Layer, lay
+from normprobe.rewrites.way_back import Structure
 
 
 class Named(nn.Module):
@@ -55,15 +54,16 @@ class Halved(AtInput):
 def test_every_layer_acts_once_in_its_order_and_hides_nothing() -> None:
     module, x = Named(), torch.randn(3, 4)
     key = module.key
-    with ExitStack() as undo:
-        boundary = Boundary("here", "input", 0, "x")
-        for layers in ((Minus, Plus), (Halved, Times)):
-            lay_at(boundary, layers, module, undo)
-            lay(module, layers[1], "here", undo)
-        inner = torch.relu(key((x / 2) - 3))
-        assert torch.equal(module(x), (inner + 1) * 2)
-        assert module.key is key
-        assert module.extra_repr() == "takes 3 off, adds 1, halves, times 2"
+    before = Structure(module)
+    boundary = Boundary("here", "input", 0, "x")
+    for layers in ((Minus, Plus), (Halved, Times)):
+        lay_at(boundary, layers, module)
+        lay(module, layers[1], "here")
+    inner = torch.relu(key((x / 2) - 3))
+    assert torch.equal(module(x), (inner + 1) * 2)
+    assert module.key is key
+    assert module.extra_repr() == "takes 3 off, adds 1, halves, times 2"
+    before.put_back()
     assert type(module) is Named
     assert torch.equal(module(x), torch.relu(key(x)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ HALF = [torch.bfloat16, torch.float16]
 
 
 def upcast(norm: nn.Module) -> nn.Module:
-    lay(norm, Upcast, "norm", ExitStack())
+    lay(norm, Upcast, "norm")
     return norm
 
 

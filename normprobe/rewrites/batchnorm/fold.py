@@ -71,10 +71,9 @@ class FoldBatchNorm(ChosenRewrite):
         if detail.bias is not None:
             set_values(holder.get_parameter(detail.bias), fresh, undo)
         else:
-            undo.callback(holder._parameters.__setitem__, "bias", None)
             made = fresh.to(dtype=weight.dtype, device=weight.device)
             holder._parameters["bias"] = nn.Parameter(made, weight.requires_grad)
-        take_out(model, site.path, undo)
+        take_out(model, site.path)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that none of the norms is left."""

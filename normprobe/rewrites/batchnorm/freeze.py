@@ -63,7 +63,7 @@ class FreezeBatchNorm(ChosenRewrite):
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Lay `Frozen` over the norm."""
-        lay(module_at(model, site.path), Frozen, site.path, undo)
+        lay(module_at(model, site.path), Frozen, site.path)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every norm reads as a frozen batch norm."""

@@ -99,18 +99,15 @@ class ToGroupNorm(ChosenRewrite):
         for kind, own, values in (("weight", detail.held.weight, gain), ("bias", detail.held.bias, offset)):
             if own is None:
                 own = _OWN[kind]
-                undo.callback(module._parameters.pop, own, None)
                 fresh = values.to(dtype=buffer.dtype, device=buffer.device)
                 module.register_parameter(own, nn.Parameter(fresh))
             else:
                 held = module.get_parameter(own)
                 set_values(held, values.reshape(held.shape), undo)
             names.append(own)
-        undo.callback(module._buffers.update, dict(module._buffers))
         module._buffers.update(dict.fromkeys(module._buffers))
-        undo.callback(module.__dict__.pop, Grouped.KEY, None)
         module.__dict__[Grouped.KEY] = (detail.groups, detail.held.eps, *names)
-        lay(module, Grouped, site.path, undo)
+        lay(module, Grouped, site.path)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every norm reads as one of single samples."""

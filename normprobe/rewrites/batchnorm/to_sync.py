@@ -52,8 +52,6 @@ class ToSyncBatchNorm(ChosenRewrite):
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Give the module torch's class and the default group of processes."""
         module = module_at(model, site.path)
-        undo.callback(setattr, module, "__class__", type(module))
-        undo.callback(module.__dict__.pop, "process_group", None)
         module.__dict__["process_group"] = None
         module.__class__ = nn.SyncBatchNorm
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -52,17 +51,14 @@ def without_factor(module: nn.Module, output: Tensor) -> Tensor:
     return output / module.get_buffer(ScaledQueries.KEY) if has_layer(module, ScaledQueries) else output
 
 
-def divide_input(module: nn.Module, path: str, factor: float, base: Base, name: str, undo: ExitStack) -> None:
+def divide_input(module: nn.Module, path: str, factor: float, base: Base, name: str) -> None:
     """Multiply the first argument, called `name`, of the readout at `path`; the layer remembers the base."""
     for key, value in ((DividedInput.HELD, (factor, base)), (DividedInput.KEY, (0, name))):
-        undo.callback(module.__dict__.pop, key, None)
         module.__dict__[key] = value
-    lay(module, DividedInput, path, undo)
+    lay(module, DividedInput, path)
 
 
-def scale_queries(module: nn.Module, path: str, factors: Tensor, undo: ExitStack) -> None:
+def scale_queries(module: nn.Module, path: str, factors: Tensor) -> None:
     """Multiply the output features of the projection at `path` by these numbers."""
-    undo.callback(module._non_persistent_buffers_set.discard, ScaledQueries.KEY)
-    undo.callback(module._buffers.pop, ScaledQueries.KEY, None)
     module.register_buffer(ScaledQueries.KEY, factors, persistent=False)
-    lay(module, ScaledQueries, path, undo)
+    lay(module, ScaledQueries, path)

@@ -173,14 +173,14 @@ class MuP(Rewrite):
         module, detail = module_at(model, site.path), site.detail
         if isinstance(detail, _Readout):
             base = Base(self.base_width, self.base_head_dim, self.seed)
-            divide_input(module, site.path, detail.factor, base, detail.argument, undo)
+            divide_input(module, site.path, detail.factor, base, detail.argument)
         elif isinstance(detail, _Queries):
             weight = model.get_parameter(detail.parameter)
             factors = torch.ones(weight.shape[detail.axis], dtype=weight.dtype, device=weight.device)
             factors[list(detail.features)] = detail.factor
-            scale_queries(module, site.path, factors, undo)
+            scale_queries(module, site.path, factors)
         elif isinstance(detail, _Entry):
-            scale_output(module, site.path, detail.factor, undo)
+            scale_output(module, site.path, detail.factor)
         else:
             self._drawing.change(model, site, undo)
 

@@ -123,9 +123,8 @@ class AddFinalNorm(Rewrite):
                 f"AddFinalNorm cannot change {site.path}", expected="the module as it was planned", found=why
             )
         norm = build(model, detail.made).train(module.training)
-        undo.callback(module._modules.pop, FINAL_NORM, None)
         module.add_module(FINAL_NORM, norm)
-        lay_at(detail.boundary, (NormedInput, NormedOutput), module, undo)
+        lay_at(detail.boundary, (NormedInput, NormedOutput), module)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every stream of a site reads as having this final norm."""

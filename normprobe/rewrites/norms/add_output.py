@@ -102,9 +102,8 @@ class AddOutputNorms(ChosenRewrite):
         """Register the norm and lay the layer that calls it over the module that writes."""
         module = module_at(model, site.path)
         norm = build(model, site.detail.made).train(module.training)
-        undo.callback(module._modules.pop, OUTPUT_NORM, None)
         module.add_module(OUTPUT_NORM, norm)
-        lay(module, NormedWrite, site.path, undo)
+        lay(module, NormedWrite, site.path)
 
     def weightless(self, sites: tuple[Site, ...]) -> bool:
         """Not where something is measured."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
@@ -111,18 +110,12 @@ def compute(
     module: nn.Module,
     form: Form,
     path: str,
-    undo: ExitStack,
     layer: type[Computed] | type[Uncentred] = Computed,
 ) -> None:
-    """Let the module at `path` compute `form` from now on; `undo` gives it what it computed before."""
-    had = module.__dict__.get(layer.KEY)
-    if had is None:
-        undo.callback(module.__dict__.pop, layer.KEY, None)
-    else:
-        undo.callback(module.__dict__.__setitem__, layer.KEY, had)
+    """Let the module at `path` compute `form` from now on."""
     module.__dict__[layer.KEY] = form
     if not has_layer(module, layer):
-        lay(module, layer, path, undo)
+        lay(module, layer, path)
 
 
 def form_of(survey: Survey, norm: NormSite, eps: float | None = None) -> Form | str:

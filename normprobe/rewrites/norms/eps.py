@@ -78,9 +78,8 @@ class SetEps(ChosenRewrite):
         """Set the number that decides, or lay the closed form over the norm."""
         module, (how, wanted) = module_at(model, site.path), site.detail
         if isinstance(how, Form):
-            compute(module, how, site.path, undo)
+            compute(module, how, site.path)
             return
-        undo.callback(setattr, module, how, getattr(module, how))
         setattr(module, how, wanted)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:

@@ -53,7 +53,7 @@ class FuseNorms(ChosenRewrite):
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Lay the fused form over the norm."""
-        compute(module_at(model, site.path), site.detail, site.path, undo)
+        compute(module_at(model, site.path), site.detail, site.path)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every norm reads as the same kind, a LayerNorm as fused."""

@@ -80,7 +80,7 @@ class StoreGains(ChosenRewrite):
         for name in site.touched:
             gain = model.get_parameter(name)
             set_values(gain, gain.detach().to(torch.promote_types(gain.dtype, torch.float32)) + detail.add, undo)
-        compute(module_at(model, site.path), detail.form, site.path, undo)
+        compute(module_at(model, site.path), detail.form, site.path)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every norm reads as storing its gain so."""

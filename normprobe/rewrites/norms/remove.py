@@ -60,7 +60,7 @@ class RemoveNorms(ChosenRewrite):
         doubled: _Doubled | None = site.detail
         if doubled is not None:
             _merge(module_at(model, doubled.first), module_at(model, site.path), doubled, undo)
-        take_out(model, site.path, undo)
+        take_out(model, site.path)
         if doubled is None:
             parent, _, own = site.path.rpartition(".")
             module_at(model, parent or ".")._modules[own] = None

@@ -110,13 +110,11 @@ class ToDyT(ChosenRewrite):
         for name in site.added:
             own = name.rpartition(".")[2]
             start = {_ALPHA: torch.full((), _START), _GAIN: torch.ones(size), _OFFSET: torch.zeros(size)}[own]
-            undo.callback(module._parameters.pop, own, None)
             module.register_parameter(own, nn.Parameter(start.to(dtype=like.dtype, device=like.device)))
         for name in site.touched:
             set_values(model.get_parameter(name), model.get_parameter(name), undo)
-        undo.callback(module.__dict__.pop, DynamicTanh.KEY, None)
         module.__dict__[DynamicTanh.KEY] = form
-        lay(module, DynamicTanh, site.path, undo)
+        lay(module, DynamicTanh, site.path)
 
     def weightless(self, sites: tuple[Site, ...]) -> bool:
         """Not where something is measured."""

@@ -111,7 +111,7 @@ class UpcastNorms(Rewrite):
             raise RewriteError(
                 f"UpcastNorms cannot change {site.path}", expected="the norm as it was planned", found=why
             )
-        lay(module, Upcast, site.path, undo)
+        lay(module, Upcast, site.path)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every site reads as a norm that reduces in float32."""

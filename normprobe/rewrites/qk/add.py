@@ -126,11 +126,9 @@ class AddQKNorm(ChosenRewrite):
             raise RewriteError(f"AddQKNorm cannot change {site.path}", expected="the module as planned", found=why)
         weight = next(p for p in module.parameters(recurse=False) if p.is_floating_point())
         for each in site.detail:
-            undo.callback(module._modules.pop, _NAMES[each.part], None)
             module.add_module(_NAMES[each.part], self._norm(each, weight).train(module.training))
-        undo.callback(module.__dict__.pop, NormedHeads.KEY, None)
         module.__dict__[NormedHeads.KEY] = tuple((_NAMES[each.part], each.rows) for each in site.detail)
-        lay(module, NormedHeads, site.path, undo)
+        lay(module, NormedHeads, site.path)
 
     def _norm(self, added: Added, like: torch.Tensor) -> HeadNorm:
         heads = 1 if self.shared else len(added.rows)

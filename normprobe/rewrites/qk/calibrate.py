@@ -27,9 +27,9 @@ _BETAS, _TINY = (0.9, 0.99), 1e-8
 @contextmanager
 def aside(projections: Sequence[nn.Module]) -> Iterator[None]:
     """Let the model run as it was before the norms were added."""
-    for module in projections:
-        module.__dict__[NormedHeads.ASIDE] = True
     try:
+        for module in projections:
+            module.__dict__[NormedHeads.ASIDE] = True
         yield
     finally:
         for module in projections:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, final
 
 from torch import nn
@@ -14,7 +13,7 @@ from torch.nn.utils import parametrize
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
-from normprobe.rewrites.edits import bytes_of, chosen
+from normprobe.rewrites.edits import bytes_of, chosen, set_values
 from normprobe.rewrites.reparametrise.forms import NormedRows, StandardisedRows
 from normprobe.rewrites.swap import why_not as class_stays
 
@@ -78,9 +77,10 @@ class Reparametrise(ChosenRewrite):
         return chosen(site.parameter, self.only)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
-        """Register the parametrisation; undo puts the parameter itself back."""
+        """Register the parametrisation."""
         module, detail = module_at(model, site.path), site.detail
-        undo.callback(partial(_plain_again, module, type(module), detail.own, module._parameters[detail.own]))
+        weight = module.get_parameter(detail.own)
+        set_values(weight, weight, undo)  # what training will write over: the direction stays in the same memory
         form = NormedRows(detail.axes) if self.kind == "weight_norm" else StandardisedRows(detail.axes, self.eps)
         parametrize.register_parametrization(module, detail.own, form.train(module.training))
 
@@ -124,12 +124,3 @@ def _why_not(survey: Survey, site: WeightSite, module: nn.Module | None, own: st
     if len(names) > 1:
         return f"it is shared ({', '.join(names)}): computed apart, they would no longer be one"
     return class_stays(module)
-
-
-def _plain_again(module: nn.Module, kind: type[nn.Module], own: str, weight: nn.Parameter | None) -> None:
-    module.__class__ = kind
-    module._modules.pop("parametrizations", None)
-    order = list(module._parameters)
-    module._parameters[own] = weight
-    for name in [name for name in order if name != own]:  # the weight comes first again, where it was
-        module._parameters[name] = module._parameters.pop(name)

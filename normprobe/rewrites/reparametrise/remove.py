@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,6 @@ class PlainWeights(ChosenRewrite):
         """Put the computed weight in the place of the parametrisation."""
         module, own = module_at(model, site.path), site.detail
         held = module.get_submodule("parametrizations")
-        undo.callback(partial(_back, module, type(module), [(part, _tables(part)) for part in (module, held)]))
         learns = any(parameter.requires_grad for parameter in held.get_submodule(own).parameters())
         with torch.no_grad():
             value = _computed(module, own)
@@ -107,22 +105,9 @@ def _without(kind: type[nn.Module], own: str, last: bool) -> type[nn.Module]:
     return type(kind.__name__, kind.__bases__, kept)
 
 
-def _tables(module: nn.Module) -> dict[str, dict[str, Any]]:
-    return {key: dict(module.__dict__[key]) for key in ("_parameters", "_modules", "_buffers", _READERS)}
-
-
 def _drop_readers(module: nn.Module) -> None:
     """Without the hooks by which torch reads older checkpoints into the parametrisation; they cannot be pickled."""
     hooks = module.__dict__[_READERS]
     for key, hook in list(hooks.items()):
         if getattr(getattr(hook, "hook", hook), "__module__", "") == parametrizations.__name__:
             del hooks[key]
-
-
-def _back(module: nn.Module, kind: type[nn.Module], parts: list[tuple[nn.Module, dict[str, dict[str, Any]]]]) -> None:
-    """The module as it was, with the very parameters that it had."""
-    module.__class__ = kind
-    for part, tables in parts:
-        for key, values in tables.items():
-            part.__dict__[key].clear()
-            part.__dict__[key].update(values)

@@ -142,7 +142,7 @@ def _norms(survey: Survey) -> Iterator[Site | Refusal]:
 
 
 def _take_out(model: nn.Module, site: Site, undo: ExitStack) -> None:
-    take_out(model, site.path, undo)
+    take_out(model, site.path)
 
 
 def _keep(model: nn.Module, site: Site, undo: ExitStack) -> None:
@@ -164,7 +164,7 @@ def _factors(survey: Survey) -> Iterator[Site | Refusal]:
 
 
 def _factor(model: nn.Module, site: Site, undo: ExitStack) -> None:
-    scale_output(module_at(model, site.path), site.path, _number(model, 1.0), undo)
+    scale_output(module_at(model, site.path), site.path, _number(model, 1.0))
 
 
 def _offsets(survey: Survey) -> tuple[list[Site | Refusal], int]:
@@ -193,12 +193,10 @@ def _offsets(survey: Survey) -> tuple[list[Site | Refusal], int]:
 
 def _offset(model: nn.Module, site: Site, undo: ExitStack) -> None:
     module = module_at(model, site.path)
-    undo.callback(module._parameters.pop, _OFFSET, None)
     module.register_parameter(_OFFSET, _number(model, 0.0))
-    undo.callback(module.__dict__.pop, Offset.KEY, None)
     name = next(iter(inspect.signature(module.forward).parameters), "")
     module.__dict__[Offset.KEY] = (0, name)
-    lay(module, Offset, site.path, undo)
+    lay(module, Offset, site.path)
 
 
 def _number(model: nn.Module, value: float) -> nn.Parameter:

@@ -90,7 +90,7 @@ class ToPostNorm(Rewrite):
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Put an identity in the place of the norm, and link its old module to the add."""
         detail: _Detail = site.detail
-        norm = take_out(model, detail.norm, undo)
+        norm = take_out(model, detail.norm)
         if not detail.child:
             return
         adder, writer = module_at(model, detail.adder), module_at(model, detail.writer)
@@ -99,10 +99,9 @@ class ToPostNorm(Rewrite):
             raise RewriteError(
                 f"ToPostNorm cannot change {detail.adder}", expected="the module as planned", found=found
             )
-        undo.callback(adder._modules.pop, detail.child, None)
         adder.add_module(detail.child, norm)
         made = Link(detail.alpha, detail.child)
-        link(writer, adder, made, (detail.writer, detail.adder), undo)
+        link(writer, adder, made, (detail.writer, detail.adder))
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every branch of the streams reads as post-norm, or as DeepNorm's."""

@@ -188,10 +188,10 @@ class ScaleResidual(ChosenRewrite):
             set_values(parameter, parameter.detach().to(torch.float64) / detail.value, undo)
         if self.kind == "deepnorm":
             adder = module_at(model, detail.branch.add.path)
-            link(writer, adder, Link(alpha=detail.value), (detail.writer, detail.branch.add.path), undo)
+            link(writer, adder, Link(alpha=detail.value), (detail.writer, detail.branch.add.path))
             return
         factor = detail.value if self.kind == "constant" else _parameter(model, detail, self.kind)
-        scale_output(writer, detail.writer, factor, undo)
+        scale_output(writer, detail.writer, factor)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every branch reads as having this factor."""
@@ -210,14 +210,12 @@ class ScaleResidual(ChosenRewrite):
         return branch.branch_scale.kind == _READ[self.kind] or (value == 1 and self.kind == "constant")
 
 
-def scale_output(writer: nn.Module, path: str, factor: float | nn.Parameter, undo: ExitStack) -> None:
+def scale_output(writer: nn.Module, path: str, factor: float | nn.Parameter) -> None:
     """Multiply what the module at `path` returns by a constant, or by a parameter that it gets as `branch_scale`."""
-    undo.callback(writer.__dict__.pop, ScaledOutput.KEY, None)
     writer.__dict__[ScaledOutput.KEY] = None if isinstance(factor, nn.Parameter) else factor
     if isinstance(factor, nn.Parameter):
-        undo.callback(writer._parameters.pop, SCALE, None)
         writer.register_parameter(SCALE, factor)
-    lay(writer, ScaledOutput, path, undo)
+    lay(writer, ScaledOutput, path)
 
 
 def _parameter(model: nn.Module, detail: _Detail, kind: Kind) -> nn.Parameter:

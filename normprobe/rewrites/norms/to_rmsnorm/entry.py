@@ -125,7 +125,6 @@ def _tying(model: nn.Module) -> list[Any]:
 def untie(model: nn.Module, module: nn.Module, name: str, undo: ExitStack) -> None:
     """Give the head a parameter of its own, equal to the shared one."""
     shared = module.get_parameter(name)
-    undo.callback(setattr, module, name, shared)
     setattr(module, name, nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad))
     for config in _tying(model):
         undo.callback(setattr, config, "tie_word_embeddings", True)

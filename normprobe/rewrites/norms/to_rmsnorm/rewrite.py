@@ -100,11 +100,11 @@ class ToRMSNorm(Rewrite):
             untie(model, module, site.detail.name, undo)
             return
         if isinstance(site.detail, Form):
-            compute(module, site.detail, site.path, undo, Uncentred)
+            compute(module, site.detail, site.path, Uncentred)
             return
         if (why := class_stays(module)) is not None:
             raise RewriteError(f"ToRMSNorm cannot change {site.path}", expected="the module as planned", found=why)
-        lay_at(site.detail, (CentredInput, CentredOutput), module, undo)
+        lay_at(site.detail, (CentredInput, CentredOutput), module)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every norm reads as an RMSNorm."""
