@@ -95,6 +95,7 @@ class Site:
         touched: full names of parameters whose values change; they keep their identity.
         added: full names of parameters that are added.
         gone: full names of parameters that others take the place of.
+        holds: what else it sets that another rewrite could set too, such as "logits of h.0.attn".
         forward: whether the module's forward changes; else its parameters alone do.
         undo_bytes: memory that undo holds for this site.
         detail: what the handler of this rewrite needs besides.
@@ -105,14 +106,16 @@ class Site:
     touched: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = field(default=(), kw_only=True)
+    holds: tuple[str, ...] = field(default=(), kw_only=True)
     forward: bool = True
     undo_bytes: int = 0
     detail: Any = None
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """What no other rewrite of the same plan may change: the forward of the module, and the parameters."""
-        return (*(("forward of " + self.path,) if self.forward else ()), *self.touched, *self.added, *self.gone)
+        """What no other rewrite of the same plan may change: the forward of the module, the parameters, and more."""
+        forward = ("forward of " + self.path,) if self.forward else ()
+        return (*forward, *self.touched, *self.added, *self.gone, *self.holds)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from torch import nn
 
 from benchmarks import rewriting
+from normprobe import rewrites
 from normprobe.errors import RewriteError
 from normprobe.rewrites import ALL, Initialise, MuP, Plan, Rewrite, load, make_plan
-from normprobe.rewrites.edits import bytes_of
 from normprobe.rewrites.initialise.schemes import SCHEMES
 from tests.models import Built, gpt2
 from tests.rewrites.rewritten import CASES, PICTURES
@@ -27,6 +29,7 @@ DESCRIBED = [
     *(rewrite for _, rewrite in EVERY.values()),
     *(Initialise(scheme) for scheme in SCHEMES),
 ]
+HOME = Path(rewrites.__file__).parent
 PLAIN = (bool, int, float, str, tuple, type(None))
 
 
@@ -66,8 +69,8 @@ def test_it_is_frozen_goes_to_json_and_back_and_is_told_in_a_line(rewrite: Rewri
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_plan_shows_effect_sites_parameters_and_memory(name: str) -> None:
-    model, plan = planned(name)
+def test_a_plan_shows_effect_sites_and_parameters(name: str) -> None:
+    _, plan = planned(name)
     text = str(plan).splitlines()
     ((rewrite, found),) = plan.steps
     assert f"{rewrite.name}, {rewrite.effect.value}: {rewrite.describe()}" in text
@@ -77,38 +80,66 @@ def test_a_plan_shows_effect_sites_parameters_and_memory(name: str) -> None:
         assert f"  {site.path}: {site.change}" in text
         told = (("edits", site.touched), ("adds", site.added), ("drops", site.gone))
         assert {f"    {word} {each}" for word, names in told for each in names} <= set(text)
-    held = bytes_of(model, tuple(each for site in found.sites for each in site.touched))
-    assert f"undo holds {held} bytes" in text
 
 
-class Halting(ExitStack):
-    """Fails once the reversal of step number `at` is kept; None: never, and `steps` counts."""
+class Traced:
+    """The `change` of a rewrite, line by line: `lines` are those before which the model was changed, counted over all
+    sites, and the change fails there once `at` is one of them."""
 
-    at: int | None = None
-    steps = 0
+    def __init__(self, change: Callable[..., None], model: nn.Module) -> None:
+        self.change, self.modules, self.config = change, tuple(model.modules()), getattr(model, "config", None)
+        self.lines: list[int] = []
+        self.at: int | None = None
+        self.begin()
 
-    def callback(self, *args: Any, **kwargs: Any) -> Any:
-        kept = super().callback(*args, **kwargs)
-        Halting.steps += 1
-        if Halting.steps == Halting.at:
-            raise KeyError("planted failure")
-        return kept
+    def begin(self) -> None:
+        """From the first site anew."""
+        self.count, self.last = 0, self.marks()
+        if self.at is None:
+            self.lines.clear()
+
+    def __call__(self, *args: Any) -> None:
+        before = sys.gettrace()
+        sys.settrace(self.enter)
+        try:
+            self.change(*args)
+        finally:
+            sys.settrace(before)
+
+    def enter(self, frame: FrameType, event: str, given: Any) -> Any:
+        return self.line if HOME in Path(frame.f_code.co_filename).parents else None
+
+    def line(self, frame: FrameType, event: str, given: Any) -> Any:
+        if event == "line":
+            self.count += 1
+            if self.at is None and (now := self.marks()) != self.last:
+                self.lines.append(self.count)
+                self.last = now
+            if self.count == self.at:
+                raise KeyError("planted failure")
+        return self.line
+
+    def marks(self) -> list[Any]:
+        """What is another thing once a module, an attribute, a table or a parameter is changed."""
+        owns = [vars(each) for each in (*self.modules, *([self.config] if self.config else []))]
+        tables = [[[*map(id, held.values())] for held in own.values() if isinstance(held, dict)] for own in owns]
+        versions = [p._version for module in self.modules for p in module._parameters.values() if p is not None]
+        things = [[*map(id, own.values())] for own in owns]
+        return [things, tables, versions, [type(module) for module in self.modules]]
 
 
-def halted(plan: Plan, at: int | None) -> int:
-    """The number of steps that were begun."""
-    Halting.at, Halting.steps = at, 0
+def halted(plan: Plan) -> None:
     with pytest.raises((RewriteError, KeyError), match="planted failure"):
         plan.apply()
-    return Halting.steps
 
 
 @pytest.mark.parametrize("name", ONE_EACH.values())
 def test_a_failure_at_any_step_leaves_the_model_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan = planned(name)
-    rewrite, before = plan.steps[0][0], everything(model)
-    monkeypatch.setattr("normprobe.rewrites.plan.ExitStack", Halting)
+    ((rewrite, found),) = plan.steps
+    before, traced = everything(model), Traced(rewrite.change, model)
     monkeypatch.setattr("normprobe.rewrites.plan.Baseline.of", lambda *args: None)
+    monkeypatch.setattr(type(rewrite), "change", lambda self, *args: traced(*args))
 
     def late(*args: Any) -> None:
         assert everything(model) != before
@@ -116,12 +147,17 @@ def test_a_failure_at_any_step_leaves_the_model_as_it_was(name: str, monkeypatch
 
     with monkeypatch.context() as fitted:
         fitted.setattr(type(rewrite), "confirm", late)
-        steps = halted(plan, None)
-        assert everything(model) == before
-    assert steps >= len(plan.steps[0][1].sites)
-    for step in range(1, steps + 1):
-        assert halted(plan, step) == step
-        assert everything(model) == before, step
+        for _ in range(2):  # the first time classes are made that are there the next time: it has more lines
+            traced.begin()
+            halted(plan)
+            assert everything(model) == before
+    assert len(traced.lines) >= len(found.sites) - 1
+    for at in tuple(traced.lines):
+        traced.at = at
+        traced.begin()
+        halted(plan)
+        assert traced.count == at
+        assert everything(model) == before, at
         assert plan.state == "planned"
 
 

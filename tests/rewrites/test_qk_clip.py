@@ -10,7 +10,7 @@ from torch import nn
 
 import normprobe
 from normprobe.errors import RewriteError
-from normprobe.rewrites import QKClip, load, make_plan
+from normprobe.rewrites import AddQKNorm, QKClip, Rewrite, load, make_plan
 from tests.rewrites.cases import snapshot
 
 transformers = pytest.importorskip("transformers")
@@ -113,3 +113,22 @@ def test_a_limit_that_means_nothing_is_refused(limit: float) -> None:
     with pytest.raises(RewriteError, match="finite limit"):
         QKClip(limit=limit)
     assert load(QKClip(limit=30.0).to_dict()) == QKClip(limit=30.0)
+
+
+@pytest.mark.parametrize(
+    "pair", [(QKClip(limit=5.0), AddQKNorm()), (AddQKNorm(), QKClip(limit=5.0))], ids=["clip first", "norm first"]
+)
+def test_norms_beside_it_in_one_plan_are_refused_since_both_set_the_logits(pair: tuple[Rewrite, ...]) -> None:
+    model = built("GPT2")
+    before = snapshot(model)
+    with pytest.raises(RewriteError, match=r"two rewrites of one plan would change logits of transformer\.h\.\d\.attn"):
+        make_plan(model, pair, {"input_ids": IDS})
+    assert snapshot(model) == before
+
+
+def test_norms_on_an_attention_that_is_not_clipped_may_stand_beside_it() -> None:
+    model = built("GPT2")
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight.mul_(1e-3)
+    plan = make_plan(model, (QKClip(limit=5.0), AddQKNorm(only="transformer.h.0.attn")), {"input_ids": IDS})
+    assert all(found.sites for _, found in plan.steps)

@@ -18,6 +18,7 @@ from normprobe.rewrites.edits import chosen
 from normprobe.rewrites.qk.bound import in_words, logit_bound
 from normprobe.rewrites.qk.calibrate import distil, head_rms
 from normprobe.rewrites.qk.fitness import projection, why_not
+from normprobe.rewrites.qk.heads import logits_of
 from normprobe.rewrites.qk.modules import HeadNorm, Kind, NormedHeads
 from normprobe.rewrites.swap import lay
 from normprobe.rewrites.swap import why_not as class_stays
@@ -117,7 +118,8 @@ class AddQKNorm(ChosenRewrite):
     def _site(self, path: str, added: tuple[Added, ...]) -> Site:
         told = ", ".join(f"{len(each.rows)} {each.part}" for each in added)
         names = tuple(full_name(path, f"{_NAMES[each.part]}.weight") for each in added)
-        return Site(path, f"{self.kind} over rows: {told}", added=names, detail=added)
+        logits = tuple(dict.fromkeys(logits_of(each.attention) for each in added))
+        return Site(path, f"{self.kind} over rows: {told}", added=names, holds=logits, detail=added)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Register the norms and lay the layer that calls them over the projection's class."""

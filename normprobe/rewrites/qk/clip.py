@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import final
@@ -20,7 +20,7 @@ from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import bytes_of
 from normprobe.rewrites.qk.between import why_bent
 from normprobe.rewrites.qk.copies import on_copies
-from normprobe.rewrites.qk.heads import Rows, own_keys, rows_of, scale, why_not
+from normprobe.rewrites.qk.heads import Rows, logits_of, own_keys, rows_of, scale, why_not
 
 Head = tuple[str, int]  # path of the attention, number of the head
 _ROUNDS = 8  # and one for each attention: clipping one layer moves the logits of later ones
@@ -62,7 +62,7 @@ class QKClip(Rewrite):
         search = _Search.of(survey, self.limit)
         search.run()
         refused = tuple(Refusal(path, why) for path, why in search.refused.items())
-        return Sites(tuple(_sites(survey, search.factors)), refused)
+        return Sites(tuple(_sites(search)), refused)
 
     def change(self, model: nn.Module, site: Site, undo: ExitStack) -> None:
         """Scale the rows of one parameter in place."""
@@ -189,13 +189,15 @@ class _Search:
                 yield from ((rows, factor) for rows in rows_of(site.columns["k"], head, self.biases))
 
 
-def _sites(survey: Survey, factors: Mapping[Rows, float]) -> Iterator[Site]:
-    names = dict.fromkeys(rows.parameter for rows in factors)
+def _sites(search: _Search) -> Iterator[Site]:
+    names = dict.fromkeys(rows.parameter for rows in search.factors)
+    clipped = dict.fromkeys(path for (path, _), factor in search.heads.items() if factor < 1)
     for name in names:
         path, _, own = name.rpartition(".")
-        mine = {rows: factor for rows, factor in factors.items() if rows.parameter == name}
+        mine = {rows: factor for rows, factor in search.factors.items() if rows.parameter == name}
         rows = sum(stop - start for each in mine for start, stop in each.spans)
         least = min(mine.values())
         change = f"{own}: {rows} rows times {least:.3g} to {max(mine.values()):.3g}"
-        held = bytes_of(survey.model, (name,))
-        yield Site(path or ".", change, (name,), forward=False, undo_bytes=held, detail=mine)
+        held = bytes_of(search.survey.model, (name,))
+        logits = tuple(logits_of(each) for each in clipped if name in search.names(each))
+        yield Site(path or ".", change, (name,), holds=logits, forward=False, undo_bytes=held, detail=mine)

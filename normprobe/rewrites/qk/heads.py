@@ -48,6 +48,11 @@ def why_not(anatomy: Anatomy, site: AttentionSite, named: Mapping[str, Tensor]) 
     return f"its queries come from the same weight as those of {others[0]}" if others else None
 
 
+def logits_of(path: str) -> str:
+    """What rewrites that set the size of the logits of the attention at `path` claim alike."""
+    return f"logits of {path}"
+
+
 def own_keys(anatomy: Anatomy, site: AttentionSite) -> bool:
     """Whether each head has a key head of its own, made by a weight that no other attention reads."""
     keys = site.columns.get("k")
