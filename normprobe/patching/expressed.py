@@ -13,6 +13,7 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.structure.modelling import base_of
+from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
 from normprobe.targets.quiet import quiet
 
@@ -64,10 +65,9 @@ def set_numbers(config: Any, pairs: Mapping[float, float], at: str = "") -> Iter
 
 def _built(model: Any, config: Any) -> nn.Module:
     """A model of `config` that shares the weights of `model`."""
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     with quiet():
         made: nn.Module = base_of(model).from_pretrained(
-            None, config=config, state_dict=model.state_dict(), dtype=dtype, local_files_only=True
+            None, config=config, state_dict=model.state_dict(), dtype=main_dtype(model), local_files_only=True
         )
     return made.eval()
 

@@ -19,6 +19,7 @@ from normprobe.rewrites import Plan, Proof, Rewrite
 from normprobe.rewrites.base import Sites
 from normprobe.structure.field import FIELD
 from normprobe.structure.modelling import MODULE, PREFIX, auto_map, base_of, write_modelling
+from normprobe.structure.restore import part_of
 from normprobe.targets.quiet import quiet
 from normprobe.version import __version__, versions
 
@@ -45,7 +46,8 @@ def add_code(part: Path, model: Any, changes: Sequence[Mapping[str, Any]]) -> bo
     every = [*(getattr(model.config, FIELD, None) or {}).get("changes", ()), *changes]
     if every:
         base = base_of(model)
-        setattr(model.config, FIELD, {"version": __version__, "base": base.__name__, "changes": every})
+        record = {"version": __version__, "base": base.__name__, "part": part_of(model), "changes": every}
+        setattr(model.config, FIELD, record)
         model.config.auto_map = auto_map(base)
         model.config.architectures = [PREFIX + base.__name__]
         write_modelling(part, base, every)

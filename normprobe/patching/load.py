@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from normprobe.checkpoints.opened import opened
+from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS
-from normprobe.structure.restore import restore
+from normprobe.structure.restore import main_dtype, restore
 from normprobe.targets.heads import model_class
+from normprobe.targets.quiet import quiet
 
 
 def load(folder: str | os.PathLike[str], **options: Any) -> Any:
@@ -29,10 +30,8 @@ def load(folder: str | os.PathLike[str], **options: Any) -> Any:
         CheckpointError: the folder has no configuration.
         TargetError: transformers has no model for the configuration, or lacks the class that was patched.
     """
-    from transformers import AutoConfig
-
     path = _folder(folder)
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config = _config(path)
     loader = model_class(config)
     return loader.from_pretrained(path, config=config, **{"dtype": "auto", "local_files_only": True, **options}).eval()
 
@@ -41,7 +40,8 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
     """Put the changes and the weights of a patched checkpoint into a model that was built as the original is.
 
     Args:
-        model: of the architecture that was patched, its weights of any value; changed in place.
+        model: of the architecture that was patched, its weights of any value; changed in place. Each weight keeps its
+            dtype and device.
         folder: the checkpoint.
 
     Returns:
@@ -49,46 +49,55 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
 
     Raises:
         CheckpointError: the checkpoint lists no changes, or the model is of another architecture; it is then as it was.
+        TargetError: transformers lacks the class that was patched.
     """
     path = _folder(folder)
     config = _config(path)
-    changes = config.get(FIELD, {}).get("changes")
-    if changes is None:
+    record = getattr(config, FIELD, None)
+    if record is None:
         raise CheckpointError(f"{path} lists no changes", expected=f'"{FIELD}" in config.json', hint="from_pretrained")
-    _check_fits(model, changes, path)
+    _check_fits(model, config, path)
     with opened(path) as found:
-        restore(model, changes, KINDS)
-        _fill(model, found.tensors, path)
+        state = _state(found, config, main_dtype(model), path)
+        restore(model, record["changes"], KINDS)
+        with torch.no_grad():
+            for name, held in model.state_dict().items():
+                held.copy_(state[name])
     return model
 
 
-def _check_fits(model: nn.Module, changes: list[Mapping[str, Any]], path: Path) -> None:
-    modules = dict(model.named_modules(remove_duplicate=False))
-    needed = {change.get("from", change["path"]) for change in changes if "module" not in change}
-    missing = sorted(needed - modules.keys())
-    if missing:
-        expected = f"a module {missing[0]}, as in {path}"
-        raise CheckpointError(f"{type(model).__name__} is not what was patched", expected=expected, found="none")
+def _state(found: Opened, config: Any, dtype: torch.dtype, path: Path) -> dict[str, torch.Tensor]:
+    """The weights by the names of the model, which files may have others for."""
+    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    with quiet():
+        twin, report = model_class(config).from_pretrained(
+            None, config=config, state_dict=dict(found.tensors), **options
+        )
+    if report["missing_keys"]:
+        raise CheckpointError(f"{path} lacks weights", found=f"none for {min(report['missing_keys'])}")
+    state: dict[str, torch.Tensor] = twin.state_dict()
+    return state
 
 
-def _fill(model: nn.Module, tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Copy the weights in; each keeps the dtype and the device that the model has it in."""
-    state = model.state_dict()
-    absent = [name for name in state if name not in tensors]
-    tied = {state[name].data_ptr() for name in state if name in tensors}
-    lost = [name for name in absent if state[name].data_ptr() not in tied]
-    if lost:
-        raise CheckpointError(f"{path} lacks weights of {type(model).__name__}", found=f"none for {lost[0]}")
-    with torch.no_grad():
-        for name, held in state.items():
-            if name in tensors:
-                held.copy_(tensors[name])
+def _check_fits(model: nn.Module, config: Any, path: Path) -> None:
+    """Refuse a model that does not hold what the original held, tensor by tensor."""
+    import transformers
+
+    base = getattr(transformers, getattr(config, FIELD)["base"])
+    with torch.device("meta"), quiet():
+        original: nn.Module = base(copy.deepcopy(config))
+    wanted, held = ({key: tuple(t.shape) for key, t in each.state_dict().items()} for each in (original, model))
+    for key in (*wanted, *held):
+        if wanted.get(key) != held.get(key):
+            expected, found = (str(shapes.get(key, "none")) for shapes in (wanted, held))
+            what = f"{type(model).__name__} is not what was patched: {key} is another"
+            raise CheckpointError(what, expected=f"{expected}, as {path} says", found=found)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    from normprobe.checkpoints.weights import read_json
+def _config(path: Path) -> Any:
+    from transformers import AutoConfig
 
-    return read_json(path / "config.json")
+    return AutoConfig.from_pretrained(path, local_files_only=True)
 
 
 def _folder(folder: str | os.PathLike[str]) -> Path:

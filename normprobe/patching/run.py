@@ -28,6 +28,7 @@ from normprobe.probing import probe
 from normprobe.records import Level
 from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Rewrite, make_plan
+from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
 from normprobe.targets.quiet import quiet
 
@@ -182,7 +183,7 @@ def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
     """
     tell("check", 0, 0)
     with quiet():
-        model: nn.Module = load(part)
+        model: nn.Module = load(part, dtype=main_dtype(subject.model))
     if not same_outputs(model, subject.model, subject.inputs):
         what = "what was written gives other outputs than the rewritten model, and was removed"
         raise CheckpointError(what, hint="this is a fault of normprobe: please report it with the command")

@@ -56,23 +56,46 @@ def base_of(model: nn.Module) -> type[Any]:
     )
 
 
-def auto_map(base: type[Any]) -> dict[str, str]:
-    """What `config.auto_map` says: each automatic class of transformers that would build `base` builds the patched one.
-
-    Raises:
-        CheckpointError: none would.
-    """
+def __getattr__(name: str) -> Any:
+    """Patched classes by their names, which pickles hold."""
     import transformers
 
-    named, found = f"{MODULE}.{PREFIX}{base.__name__}", {}
+    base = getattr(transformers, name.removeprefix(PREFIX), None) if name.startswith(PREFIX) else None
+    if base is None:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return patched(base)
+
+
+def auto_map(base: type[Any]) -> dict[str, str]:
+    """What `config.auto_map` says: each automatic class of transformers builds the patched form of what it would build.
+
+    Raises:
+        CheckpointError: none would build `base`.
+    """
+    return {name: f"{MODULE}.{PREFIX}{kind.__name__}" for name, kind in _automatic(base).items()}
+
+
+def _automatic(base: type[Any]) -> dict[str, type[Any]]:
+    """What each automatic class of transformers builds from a configuration of `base`: itself, or with another head."""
+    import transformers
+
+    found: dict[str, type[Any]] = {}
     for name in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
         mapping = getattr(getattr(transformers, name), "_model_mapping", {})
-        chosen = mapping.get(base.config_class, ())
-        if base in (chosen if isinstance(chosen, tuple | list) else (chosen,)):
-            found[name] = named
-    if not found:
+        chosen = mapping.get(base.config_class, None) or ()
+        kinds = [k for k in (chosen if isinstance(chosen, tuple | list) else (chosen,)) if _fits(k, base)]
+        if kinds:
+            found[name] = base if base in kinds else kinds[0]
+    if base not in found.values():
         raise CheckpointError(f"{base.__name__} belongs to no automatic class", expected="AutoModelForCausalLM, say")
     return found
+
+
+def _fits(kind: type[Any], base: type[Any]) -> bool:
+    """Whether transformers has `kind` by its name, made for the same configuration as `base`."""
+    import transformers
+
+    return kind.config_class is base.config_class and getattr(transformers, kind.__name__, None) is kind
 
 
 def write_modelling(folder: Path, base: type[Any], changes: Sequence[Mapping[str, Any]]) -> None:
@@ -81,12 +104,12 @@ def write_modelling(folder: Path, base: type[Any], changes: Sequence[Mapping[str
 
 
 def text_of(base: type[Any], changes: Sequence[Mapping[str, Any]]) -> str:
-    """The text of a file with the patched class and the classes that `changes` name."""
+    """The text of a file with the patched class, the same for other heads, and the classes that `changes` name."""
     kinds = [kind for kind in OWN if kind.__name__ in _named(changes)]
     torch = [kind for kind in TORCH if kind.__name__ in _named(changes)]
     rows = [f'    "{kind.__name__}": {kind.__name__},' for kind in kinds]
     rows += [f'    "{kind.__name__}": nn.{kind.__name__},' for kind in torch]
-    name = PREFIX + base.__name__
+    heads = sorted({*_automatic(base).values(), base}, key=lambda kind: (kind is not base, kind.__name__))
     return "\n".join(
         (
             f'"""{base.__name__} with the changes that config.json lists under "{FIELD}".',
@@ -100,14 +123,20 @@ def text_of(base: type[Any], changes: Sequence[Mapping[str, Any]]) -> str:
             "KINDS = {",
             *rows,
             "}",
-            "",
-            "",
-            f"class {name}(Restored, transformers.{base.__name__}):",
-            f'    """{base.__name__}, built with the changes of its configuration."""',
-            "",
-            "    normprobe_kinds = KINDS",
+            *(line for kind in heads for line in _class_text(kind)),
             "",
         )
+    )
+
+
+def _class_text(base: type[Any]) -> tuple[str, ...]:
+    return (
+        "",
+        "",
+        f"class {PREFIX}{base.__name__}(Restored, transformers.{base.__name__}):",
+        f'    """{base.__name__}, built with the changes of its configuration."""',
+        "",
+        "    normprobe_kinds = KINDS",
     )
 
 

@@ -9,11 +9,11 @@ A change is the record of one module, with these keys where they apply:
     layers       names of the layers over its class, lowest first
     values       attributes by name
     gone         names of attributes, parameters and buffers that it no longer has
-    parameters   name: [shape, dtype, number] of parameters that it did not have, or has apart now; they hold the
-                 number until values are loaded
+    parameters   name: [shape, dtype or null, number] of parameters that it did not have, or has apart now; they hold
+                 the number until values are loaded; null is the dtype that most of the model's numbers have
     absent       names of parameters that the class knows and this module has not
-    buffers      name: [shape, dtype, numbers or null]; with numbers it is none of the saved state
-    computed     name: [dtype, {"kind": …, "values": …}, …]: weights computed by torch's parametrisation
+    buffers      name: [shape, dtype or null, numbers or null]; with numbers it is none of the saved state
+    computed     name: [{"kind": …, "values": …}, …]: weights computed by torch's parametrisation
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Restored:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        line = type(self).__mro__
+        config.normprobe = fitted(self, line[line.index(Restored) + 1].__name__, config.normprobe)  # type: ignore[arg-type]
         restore(self, config.normprobe["changes"], self.normprobe_kinds)  # type: ignore[arg-type]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -45,6 +47,58 @@ class Restored:
         for name, numbers in module.__dict__.get(_NUMBERS, {}).items():
             buffer = module.get_buffer(name)
             buffer.copy_(torch.tensor(numbers, dtype=buffer.dtype).reshape(buffer.shape))
+
+
+def part_of(model: Any) -> str:
+    """Path of the model below the head, which classes with other heads have too; "" where it is the whole."""
+    prefix: str = getattr(model, "base_model_prefix", "")
+    return prefix if prefix in model._modules else ""
+
+
+def fitted(model: nn.Module, name: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of a patched model for a class with another head: the changes of what both have, where that is here.
+
+    Args:
+        model: of the class, unchanged.
+        name: of the class.
+        record: "base": name of the class that was patched, "part": its `part_of`, "changes": as above.
+
+    Raises:
+        ValueError: no change has a place in this class.
+    """
+    if name == record["base"]:
+        return record
+    here, there, known = part_of(model), record["part"], {path for path, _ in model.named_modules(remove_duplicate=False)}
+    kept = []
+    for change in record["changes"]:
+        paths = {key: _moved(change[key], there, here) for key in ("path", "from") if key in change}
+        needed = paths.get("from", _parent(paths["path"]) if "module" in change else paths["path"])
+        if None not in paths.values() and needed in known:
+            known.add(paths["path"])
+            kept.append({**change, **paths})
+    if not kept:
+        raise ValueError(f"what was changed in {record['base']} has no place in {name}: load it as {record['base']}")
+    return {**record, "base": name, "part": here, "changes": kept}
+
+
+def _moved(path: str, there: str, here: str) -> str | None:
+    """A path below `there` as one below `here`; None for one elsewhere."""
+    if there and path != there and not path.startswith(there + "."):
+        return None
+    return ".".join(filter(None, (here, path[len(there) :].lstrip("."))))
+
+
+def _parent(path: str | None) -> str | None:
+    return None if path is None else path.rpartition(".")[0]
+
+
+def main_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype that most of the floating numbers of a model have."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=sizes.__getitem__) if sizes else torch.get_default_dtype()
 
 
 def restore(model: nn.Module, changes: Sequence[Mapping[str, Any]], kinds: Mapping[str, type[Any]]) -> None:
@@ -59,11 +113,13 @@ def restore(model: nn.Module, changes: Sequence[Mapping[str, Any]], kinds: Mappi
         AttributeError: the model is another one: it lacks a module that a change names.
     """
     same: dict[int, Any] = {}
+    dtype = main_dtype(model)
     moved = {change["path"]: model.get_submodule(change["from"]) for change in changes if "from" in change}
     for change in changes:
         _place(model, change, moved, kinds, same)
     for change in changes:
         if change.get("module", True) is not None:
+            _tensors(model, change, dtype)
             _change(model.get_submodule(change["path"]), change, kinds, same)
 
 
@@ -109,21 +165,35 @@ def _made(row: Mapping[str, Any], kinds: Mapping[str, type[Any]], same: dict[int
     return module
 
 
-def _change(module: nn.Module, change: Mapping[str, Any], kinds: Mapping[str, type[Any]], same: dict[int, Any]) -> None:
+def _tensors(model: nn.Module, change: Mapping[str, Any], most: torch.dtype) -> None:
+    """Take away and add parameters and buffers of one module; new ones come to where those around them are."""
+    module = model.get_submodule(change["path"])
+    place: dict[str, Any] = {"device": _device(model, change["path"])}
     for name in change.get("gone", ()):
         for held in (module._parameters, module._buffers, module.__dict__):
             if name in held:
                 del held[name]
     for name, (shape, dtype, number) in change.get("parameters", {}).items():
-        filled = torch.full(shape, number, dtype=getattr(torch, dtype))
+        filled = torch.full(shape, number, dtype=getattr(torch, dtype) if dtype else most, **place)
         module._parameters[name] = nn.Parameter(filled, requires_grad=filled.is_floating_point())
     module._parameters.update(dict.fromkeys(change.get("absent", ())))
     for name, (shape, dtype, values) in change.get("buffers", {}).items():
-        kind = getattr(torch, dtype)
-        buffer = torch.zeros(shape, dtype=kind) if values is None else torch.tensor(values, dtype=kind).reshape(shape)
+        place["dtype"] = getattr(torch, dtype) if dtype else most
+        buffer = torch.zeros(shape, **place) if values is None else torch.tensor(values, **place).reshape(shape)
         module.register_buffer(name, buffer, persistent=values is None)
         if values is not None:
             module.__dict__.setdefault(_NUMBERS, {})[name] = values
+
+
+def _device(model: nn.Module, path: str) -> torch.device:
+    """That of the module at `path`, or of the nearest around it that has parameters."""
+    found = next(model.get_submodule(path).parameters(), None)
+    if found is not None:
+        return found.device
+    return _device(model, path.rpartition(".")[0]) if path else torch.empty(0).device
+
+
+def _change(module: nn.Module, change: Mapping[str, Any], kinds: Mapping[str, type[Any]], same: dict[int, Any]) -> None:
     for name, value in change.get("values", {}).items():
         module.__dict__[name] = decoded(value, kinds, same)
     if "class" in change:

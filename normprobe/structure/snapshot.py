@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normprobe.errors import CheckpointError
 from normprobe.rewrites.swap import layers_over
 from normprobe.structure.kinds import KINDS, MODULES, TORCH
+from normprobe.structure.restore import main_dtype
 from normprobe.structure.values import Encoder
 
 _HELD = frozenset(vars(nn.Module())) - {"training"}  # what every module holds; torch keeps the tensors there
@@ -41,13 +43,14 @@ class Structure:
     """The modules of a model by path, as they were when this was made; it keeps them alive."""
 
     parts: Mapping[str, _Part]
+    dtype: torch.dtype  # that most of its numbers have
 
     @classmethod
     def of(cls, model: nn.Module) -> Structure:
         """The structure of `model` now; every path of a module that stands at several."""
         shared = _shared(model)
         found = model.named_modules(remove_duplicate=False)
-        return cls({path: _part(module, shared) for path, module in found})
+        return cls({path: _part(module, shared) for path, module in found}, main_dtype(model))
 
     def changes(self, model: nn.Module) -> list[dict[str, Any]]:
         """What has changed in `model` since, as `restore` takes it.
@@ -90,7 +93,7 @@ class _Changes:
     """Compares two structures of one model."""
 
     def __init__(self, before: Structure, after: Structure) -> None:
-        self.before, self.after = before.parts, after.parts
+        self.before, self.after, self.dtype = before.parts, after.parts, before.dtype
         self.encoder = Encoder()
         self.places = {id(part.module): path for path, part in reversed(list(self.before.items()))}
 
@@ -182,7 +185,7 @@ class _Changes:
         row: dict[str, Any] = {}
         fresh = [n for n, s in part.parameters.items() if had is None or had.parameters.get(n) != s]
         apart = [] if had is None else sorted(had.tied - part.tied & part.parameters.keys())
-        if parameters := {n: [*_form(p := module.get_parameter(n)), _number(p)] for n in (*fresh, *apart)}:
+        if parameters := {n: [*self._form(p := module.get_parameter(n)), _number(p)] for n in (*fresh, *apart)}:
             row["parameters"] = parameters
         if had is None and (absent := sorted(n for n, p in module._parameters.items() if p is None)):
             row["absent"] = absent
@@ -193,7 +196,11 @@ class _Changes:
     def _buffer(self, module: nn.Module, name: str) -> list[Any]:
         buffer = module.get_buffer(name)
         saved = name not in module._non_persistent_buffers_set
-        return [*_form(buffer), None if saved else buffer.double().flatten().tolist()]
+        return [*self._form(buffer), None if saved else buffer.double().flatten().tolist()]
+
+    def _form(self, tensor: Tensor) -> list[Any]:
+        """Shape and dtype; null where it goes with the model."""
+        return [list(tensor.shape), None if tensor.dtype is self.dtype else str(tensor.dtype).removeprefix("torch.")]
 
     def _forms(self, path: str, module: nn.Module, name: str) -> list[Any]:
         forms = _computed(module)[name].children()
@@ -206,10 +213,6 @@ def _number(parameter: Tensor) -> float:
     values = parameter.detach().flatten()
     constant = values.numel() > 0 and bool((values == values[0]).all()) and bool(values[0].isfinite())
     return float(values[0]) if constant else 1.0
-
-
-def _form(tensor: Tensor) -> list[Any]:
-    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
 def _same(a: Any, b: Any) -> bool:
