@@ -15,7 +15,7 @@ from normprobe.errors import CheckpointError
 from normprobe.patching import folder
 from normprobe.patching.alike import alike, switched
 from normprobe.patching.built import Subject
-from normprobe.patching.expressed import expressed, numbers_of, same_outputs
+from normprobe.patching.expressed import expressed, numbers_of, same_model
 from normprobe.patching.load import load
 from normprobe.patching.manifest import Became, Manifest
 from normprobe.patching.options import PatchOptions, Tell, room
@@ -179,13 +179,13 @@ def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
     """The model as it is loaded from the new folder.
 
     Raises:
-        CheckpointError: it gives other outputs than the model that was rewritten.
+        CheckpointError: it holds other values than the model that was rewritten, or gives other outputs.
     """
     tell("check", 0, 0)
     with quiet():
         model: nn.Module = load(part, dtype=main_dtype(subject.model))
-    if not same_outputs(model, subject.model, subject.inputs):
-        what = "what was written gives other outputs than the rewritten model, and was removed"
+    if not same_model(model, subject.model, subject.inputs):
+        what = "what was written holds or gives other numbers than the rewritten model, and was removed"
         raise CheckpointError(what, hint="this is a fault of normprobe: please report it with the command")
     return model
 

@@ -48,11 +48,19 @@ def located(name: str, options: TargetOptions) -> tuple[Path, str | None]:
     raise CheckpointError(f"no checkpoint: {name}", expected="a folder, a hub id or a .gguf file", found=found)
 
 
+def _forget_quantisation(model: Any) -> None:
+    """The weights are plain numbers now: transformers would train, save or load nothing that says otherwise."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None:
+        quantizer.remove_quantization_config(model)
+    model.config.architectures = model.config.architectures or [type(model).__name__]
+
+
 def _from_gguf(path: Path, name: str, options: TargetOptions) -> tuple[Subject, Opened]:
     """Weights turned back into floats, in memory; they become one file of safetensors."""
     built = load_gguf(path, options, name)
     model: Any = built.model.eval()
-    vars(model.config).pop("quantization_config", None)  # of the file; its weights are plain numbers now
+    _forget_quantisation(model)
     tensors = {key: tensor.detach() for key, tensor in model.state_dict(keep_vars=True).items()}
     kept = {key: tensor for key, tensor in tensors.items() if key not in getattr(model, "all_tied_weights_keys", {})}
     dtypes = {key: name_of(tensor.dtype) for key, tensor in kept.items()}

@@ -2,5 +2,6 @@
 
 from __future__ import annotations
 
-FIELD = "normprobe"  # {"base": name of the class that is changed, "part": path in it of the model below the head, "changes": […],
-# "version": of normprobe}
+FIELD = "normprobe"
+"""Holds {"base": name of the class that is changed, "part": path in it of the model below the head, "changes": […],
+"version": of normprobe}."""

@@ -68,7 +68,8 @@ def fitted(model: nn.Module, name: str, record: Mapping[str, Any]) -> Mapping[st
     """
     if name == record["base"]:
         return record
-    here, there, known = part_of(model), record["part"], {path for path, _ in model.named_modules(remove_duplicate=False)}
+    known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    here, there = part_of(model), record["part"]
     kept = []
     for change in record["changes"]:
         paths = {key: _moved(change[key], there, here) for key in ("path", "from") if key in change}

@@ -216,7 +216,7 @@ def test_a_rewrite_that_is_refused_leaves_nothing(source: Source, rewrites: list
 def test_what_does_not_load_as_it_should_is_not_kept(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = source("llama")
     monkeypatch.setattr("normprobe.patching.folder.add_code", lambda part, model, changes: False)
-    with pytest.raises(CheckpointError, match="other outputs than the rewritten model"):
+    with pytest.raises(CheckpointError, match="other numbers than the rewritten model"):
         patched(folder, [StoreGains("one_plus_weight")])
     assert [path.name for path in folder.parent.iterdir()] == ["source"]
 
