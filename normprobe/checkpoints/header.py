@@ -17,6 +17,7 @@ from normprobe.errors import CheckpointError
 
 LIMIT = 100_000_000  # bytes of a header that the format allows
 _LENGTH = struct.Struct("<Q")
+ALIGNED = 64  # bytes: memory of torch begins at such multiples, and kernels may sum in another order elsewhere
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,12 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: 
 
 
 def encoded(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
-    """The bytes before the first value; spaces at the end let the values begin at a multiple of eight."""
+    """The bytes before the first value; spaces at the end let the values begin at a multiple of `ALIGNED`."""
     rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for name, entry in entries.items():
         rows[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.end]}
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(_LENGTH.size + len(text)) % ALIGNED)
     return _LENGTH.pack(len(text)) + text
 
 

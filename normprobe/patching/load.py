@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
 from normprobe.structure.field import FIELD
@@ -60,10 +62,23 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
     with opened(path) as found:
         state = _state(found, config, main_dtype(model), path)
         restore(model, record["changes"], KINDS)
-        with torch.no_grad():
-            for name, held in model.state_dict().items():
-                held.copy_(state[name])
+        _fill(model, state)
     return model
+
+
+def _fill(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy the weights in, for the same outputs into memory that is aligned as that of torch is; a tensor that was
+    mapped from a file may lie elsewhere."""
+    own = model.state_dict(keep_vars=True)
+    at: dict[int, set[int]] = {}
+    for tensor in own.values():
+        at.setdefault(tensor.data_ptr(), set()).add(id(tensor))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if tensor.data_ptr() % ALIGNED and len(at[tensor.data_ptr()]) == 1:
+                tensor.data = torch.empty_like(tensor)
+                at[tensor.data_ptr()] = {id(tensor)}
+            tensor.copy_(state[name])
 
 
 def _state(found: Opened, config: Any, dtype: torch.dtype, path: Path) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.checkpoints.dtypes import FLOATS, NAMES
+from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.output import Output, Room, same_layout, sharded
 from normprobe.checkpoints.shard import Told
@@ -181,11 +182,16 @@ def _prefix(stored: Mapping[str, str]) -> str:
 
 
 def _in_order(rooms: Mapping[str, Room]) -> dict[str, Room]:
-    """Wide numbers first where narrow ones would push them off the multiples of their size."""
+    """Tensors of whole multiples of `ALIGNED` first, and wide numbers before narrow ones, where others would push them
+    off such places."""
+
+    def late(item: tuple[str, Room]) -> tuple[bool, int]:
+        return bool(item[1].nbytes % ALIGNED), -_TORCH[item[1].dtype].itemsize
+
     place = 0
     for room in rooms.values():
-        if room.nbytes and place % _TORCH[room.dtype].itemsize:
-            return dict(sorted(rooms.items(), key=lambda item: -_TORCH[item[1].dtype].itemsize))
+        if room.nbytes and place % ALIGNED:
+            return dict(sorted(rooms.items(), key=late))
         place += room.nbytes
     return dict(rooms)
 

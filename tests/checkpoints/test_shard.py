@@ -47,6 +47,11 @@ def written(path: Path, held: dict[str, Tensor], order: list[str] | None = None)
     return writer
 
 
+@pytest.mark.parametrize("length", range(1, 70, 3))
+def test_values_begin_where_memory_of_torch_does(length: int) -> None:
+    assert laid_out({"x" * length: ("F32", (1,), 4)}, METADATA).size % 64 == 0
+
+
 @settings(max_examples=20, deadline=None)
 @given(order=st.permutations(list(tensors())))
 def test_any_order_gives_the_file_that_the_library_reads(

@@ -165,6 +165,9 @@ def test_a_gguf_file_becomes_safetensors(tmp_path: Path) -> None:
     tensors = write_gguf(tmp_path / "source" / "tiny.gguf")
     found = patch(str(tmp_path / "source" / "tiny.gguf"), tmp_path / "out", [FoldGains()], FAST)
     model = AutoModelForCausalLM.from_pretrained(found.out)
+    stated = json.loads((found.out / "config.json").read_text())
+    assert stated["architectures"] == ["LlamaForCausalLM"]
+    assert "quantization_config" not in stated
     gain = torch.from_numpy(tensors["output_norm.weight"])
     head = (torch.from_numpy(tensors["output.weight"]).double() * gain.double()).float()
     assert torch.equal(model.lm_head.weight, head)

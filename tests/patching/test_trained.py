@@ -18,6 +18,8 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -28,10 +30,10 @@ import normprobe
 from normprobe.errors import CheckpointError, SettingError
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
-from normprobe.rewrites import AddQKNorm, Rewrite, ScaleResidual
+from normprobe.rewrites import AddQKNorm, Rewrite, ScaleResidual, ToDyT
 from normprobe.targets.options import TargetOptions
 from normprobe.targets.quiet import quiet
-from tests.patching.checkpoints import HEADS, IDS, SIZES, gpt2, llama, saved
+from tests.patching.checkpoints import HEADS, IDS, SIZES, gpt2, llama, made, saved
 from tests.patching.training import SAVED, STEPS, losses, rows, ways
 
 Source = Callable[[str], Path]
@@ -199,11 +201,33 @@ def test_a_patched_model_without_a_head_is_loaded_with_one(tmp_path: Path) -> No
         below, model = (
             kind.from_pretrained(found, trust_remote_code=True) for kind in (AutoModel, AutoModelForCausalLM)
         )
+        model.save_pretrained(tmp_path / "headed")
+        again = AutoModel.from_pretrained(tmp_path / "headed", trust_remote_code=True)
     with torch.no_grad():
-        states = [each(IDS).last_hidden_state for each in (model.model, below, normprobe.load(found))]
-    assert torch.equal(states[0], states[1])
-    assert torch.equal(states[0], states[2])
+        wanted, *states = [each(IDS).last_hidden_state for each in (model.model, below, normprobe.load(found), again)]
+    assert all(torch.equal(each, wanted) for each in states)
     assert model.model.layers[0].self_attn.q_proj.q_norm.weight.shape == (4, 8)
+
+
+def test_weights_lie_where_memory_begins(tmp_path: Path) -> None:
+    """Elsewhere kernels sum in another order, and the ways to load would differ in the last bits."""
+    sizes = {**SIZES, "num_attention_heads": 4, "max_position_embeddings": 32}
+    source = saved(made(BertModel, BertConfig(**sizes)), tmp_path / "source")
+    found = patch(str(source), tmp_path / "out", [ToDyT()], PatchOptions(level=None)).out
+    model = opened("load", found)
+    assert {p.data_ptr() % 64 for p in model.parameters() if p.numel() % 16 == 0} == {0}
+    plain = AutoModel.from_pretrained(source)
+    with torch.no_grad():
+        wanted = model(IDS[:1]).pooler_output
+        for each in (AutoModel.from_pretrained(found, trust_remote_code=True), normprobe.apply_manifest(plain, found)):
+            assert torch.equal(each.eval()(IDS[:1]).pooler_output, wanted)
+
+
+def test_single_numbers_do_not_push_other_weights_off(tmp_path: Path) -> None:
+    source = saved(llama(), tmp_path / "source")
+    model = opened("load", patch(str(source), tmp_path / "out", [ToDyT()], PatchOptions(level=None)).out)
+    assert {p.data_ptr() % 64 for p in model.parameters() if p.numel() % 16 == 0} == {0}
+    assert {p.numel() for p in model.parameters()} & {1}
 
 
 def test_changes_are_put_where_the_model_is(out: Path) -> None:
