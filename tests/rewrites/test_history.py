@@ -102,7 +102,7 @@ def refusal(plan: Plan) -> str | None:
 def test_any_order_of_undo_restores_or_is_refused_with_the_model_as_it_was(name: str, which: int) -> None:
     build, rewrites = MODELS[name]
     model, inputs = build()
-    bare = snapshot(model)
+    bare, order = snapshot(model), list(model.state_dict())
     first = applied(planned(model, inputs, rewrites[which]))
     if first is None:
         assert snapshot(model) == bare
@@ -128,6 +128,7 @@ def test_any_order_of_undo_restores_or_is_refused_with_the_model_as_it_was(name:
             assert snapshot(model) == between, rewrite
     first.undo()
     assert snapshot(model) == bare
+    assert list(model.state_dict()) == order
 
 
 @pytest.mark.parametrize(("name", "which"), FIRST, ids=lambda value: str(value))
