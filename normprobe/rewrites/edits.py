@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 
+PART = 1 << 15  # elements that are written at a time: few enough that float64 stays in the cache
+
 
 class ForGood(ExitStack):
     """Takes no way back, for a model that is thrown away afterwards: old values need no memory."""
@@ -21,29 +23,59 @@ class ForGood(ExitStack):
         return callback
 
 
-def set_values(parameter: Tensor, values: Tensor, undo: ExitStack) -> None:
-    """Write `values` into `parameter`, in its dtype and on its device; `undo` writes the old ones back, bit for bit.
+def set_values(parameter: Tensor, values: Tensor | Iterable[Tensor], undo: ExitStack) -> None:
+    """Give `parameter` the `values`, in its dtype and on its device; `undo` writes the old ones back, bit for bit.
 
     Tied parameters are one tensor: writing it once is enough.
+
+    Args:
+        parameter: keeps its identity; where nothing is taken back, its memory is another one afterwards.
+        values: of its shape; or parts of them one after the other, each made when the one before is written, so that a
+            large parameter takes little memory in a wider dtype.
+        undo: what takes changes back.
 
     Raises:
         RewriteError: the shapes differ, or a value that was finite is not finite in the parameter's dtype.
     """
-    if parameter.shape != values.shape:
+    if isinstance(values, Tensor):
+        if parameter.shape != values.shape:
+            raise RewriteError(
+                "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
+            )
+        values = values.detach().reshape(-1).split(PART)
+    written = _cast(parameter, values)
+    if isinstance(undo, ForGood):
+        parameter.data = written  # the old memory may be mapped from a file, whose pages a write would copy
+        return
+    undo.callback(_write, parameter, parameter.detach().clone())
+    _write(parameter, written)
+
+
+def _cast(parameter: Tensor, parts: Iterable[Tensor]) -> Tensor:
+    """`parts` as one tensor like `parameter`."""
+    found = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    flat, done = found.view(-1), 0
+    for part in parts:
+        place = flat[done : done + part.numel()]
+        place.copy_(part.detach().reshape(-1)[: len(place)])
+        _check_finite(place, part)
+        done += part.numel()
+    if done != len(flat):
+        raise RewriteError("cannot write a parameter", expected=f"{len(flat)} values", found=str(done))
+    return found
+
+
+def _check_finite(cast: Tensor, values: Tensor) -> None:
+    """No value that was finite may have become infinite; the extremes of all tell at once whether any could have."""
+    if cast.is_meta or not cast.numel() or (cast.is_floating_point() and bool(torch.stack(torch.aminmax(cast)).isfinite().all())):
+        return
+    if bool((values.detach().reshape(-1).isfinite().to(cast.device) & ~cast.isfinite()).any()):
         raise RewriteError(
-            "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
-        )
-    cast = values.detach().to(device=parameter.device, dtype=parameter.dtype)
-    if not cast.is_meta and bool((values.isfinite().to(cast.device) & ~cast.isfinite()).any()):
-        raise RewriteError(
-            f"cannot write a parameter in {str(parameter.dtype)[6:]}",
-            expected=f"|values| up to {torch.finfo(parameter.dtype).max:.3g}",
+            f"cannot write a parameter in {str(cast.dtype)[6:]}",
+            expected=f"|values| up to {torch.finfo(cast.dtype).max:.3g}",
             found=f"{float(values.abs().amax()):.3g}",
             hint="convert the model to a wider dtype first",
         )
-    if not isinstance(undo, ForGood):
-        undo.callback(_write, parameter, parameter.detach().clone())
-    _write(parameter, cast)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from normprobe.measures.main_output import main_output
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
 from normprobe.rewrites.base import Effect
+from normprobe.rewrites.edits import PART
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
@@ -233,9 +234,17 @@ def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
     """max |a − b| over all elements, max |a| without b; infinite where a value is not finite."""
-    pairs = zip(a, b or [torch.zeros((), device=t.device) for t in a], strict=True)
-    differences = [float((one.double() - other.double()).abs().amax()) for one, other in pairs]
-    return max(each if each == each else _INFINITE for each in differences)
+    largest = 0.0
+    for one, other in zip(a, a if b is None else b, strict=True):
+        for part, beside in zip(_parts(one), _parts(other), strict=True):
+            difference = float((part.double() if b is None else part.double() - beside.double()).abs().amax())
+            largest = max(largest, difference if difference == difference else _INFINITE)
+    return largest
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """So few elements each that they take little room in float64."""
+    return tensor.reshape(-1).split(PART)
 
 
 def _tokens(before: Tensor | None, after: Tensor | None, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
@@ -246,9 +255,16 @@ def next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...])
     """KL and agreement where the output (B, T, V) stands over integer inputs (B, T)."""
     if before.dim() != 3 or tuple(before.shape[:2]) not in ids or before.shape[2] < 2:
         return {}
-    p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
+    rows = max(1, PART // before.shape[2])
+    pairs = zip(before.flatten(0, 1).split(rows), after.flatten(0, 1).split(rows), strict=True)
     return {
-        "kl": float((p.exp() * (p - q)).sum(-1).mean()),
+        "kl": float(torch.cat([_divergence(*pair) for pair in pairs]).mean()),
         "agreement": float((before.argmax(-1) == after.argmax(-1)).double().mean()),
         "tokens": before.shape[0] * before.shape[1],
     }
+
+
+def _divergence(before: Tensor, after: Tensor) -> Tensor:
+    """KL(before ‖ after) of each row of logits, in float64."""
+    p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from normprobe.records import WeightSite
+from normprobe.rewrites.edits import PART
 from normprobe.rewrites.initialise.schemes import Draw
 
 
@@ -22,8 +23,8 @@ class Drawing:
     rows: tuple[int, ...] | None = None
 
 
-def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Tensor:
-    """Values of the shape of `site` in float32 on the processor.
+def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Iterator[Tensor]:
+    """Values of the shape of `site` in float32 on the processor, part by part in the order of memory.
 
     Args:
         site: whose `output_axis` says what is a row; of `experts` each matrix is drawn alone.
@@ -31,13 +32,27 @@ def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Tensor:
         seed: together with the parameter's name it decides the values, so that a choice of weights changes no other.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.parameter}".encode()))  # it takes 32 bits
+    if len(drawings) == 1 and drawings[0].rows is None and drawings[0].draw.distribution != "orthogonal":
+        return _parts(math.prod(site.shape), site, drawings[0].draw, generator)
     values = torch.empty(tuple(site.shape))
     for drawing in drawings:
         rows = torch.arange(values.shape[site.output_axis]) if drawing.rows is None else torch.tensor(drawing.rows)
         part = values.index_select(site.output_axis, rows)
         _fill(part, site, drawing.draw, generator)
         values.index_copy_(site.output_axis, rows, part)
-    return values
+    return iter(values.reshape(-1).split(PART))
+
+
+def _parts(count: int, site: WeightSite, draw: Draw, generator: torch.Generator) -> Iterator[Tensor]:
+    """The values that one call for all of them would draw: normal ones come by 16 (no part but a whole tensor is
+    smaller), and the last 16 are drawn again where they are no full 16."""
+    start = 0
+    while start < count:
+        end = count if count - start < 2 * PART else start + PART
+        part = torch.empty(end - start)
+        _fill(part, site, draw, generator)
+        yield part
+        start = end
 
 
 def _fill(values: Tensor, site: WeightSite, draw: Draw, generator: torch.Generator) -> None:

@@ -126,12 +126,12 @@ class Initialise(ChosenRewrite):
         if parameter.is_meta:
             raise RewriteError(f"cannot draw {site.touched[0]}", expected="a model with weights", found="device meta")
         if detail.weight is None:
-            values = torch.full(parameter.shape, detail.value)
-        else:
-            values = fresh(detail.weight, detail.drawings, self.seed)
-            for row in detail.kept:
-                values[row] = parameter.detach()[row].to(values)
-        set_values(parameter, values, undo)
+            set_values(parameter, torch.full(parameter.shape, detail.value), undo)
+            return
+        kept = {row: parameter.detach()[row].clone() for row in detail.kept}
+        set_values(parameter, fresh(detail.weight, detail.drawings, self.seed), undo)
+        for row, values in kept.items():
+            parameter.detach()[row].copy_(values)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every drawn weight is still one of the model's weights, in the same roles."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import final
@@ -13,7 +14,7 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
 from normprobe.rewrites.biases import Biases, find_biases
-from normprobe.rewrites.edits import bytes_of, chosen, set_values
+from normprobe.rewrites.edits import PART, bytes_of, chosen, set_values
 from normprobe.rewrites.norms.readers import Readers
 from normprobe.rewrites.norms.shared import why_shared
 
@@ -59,11 +60,11 @@ class FoldGains(ChosenRewrite):
             gain = gain + 1
         for weight, bias in site.detail.weights:
             held = model.get_parameter(weight.parameter)
-            wide = _wide(held).movedim(weight.output_axis, -2)
             if bias is not None and offset is not None:
+                wide = _wide(held).movedim(weight.output_axis, -2)
                 set_values(model.get_parameter(bias), _wide(model.get_parameter(bias)) + wide @ offset, undo)
             if gain is not None:
-                set_values(held, (wide * gain).movedim(-2, weight.output_axis), undo)
+                set_values(held, _scaled(held.detach(), gain, weight.output_axis), undo)
         for name, value in ((norm.weight, 0.0 if norm.affine.startswith("one_plus") else 1.0), (norm.bias, 0.0)):
             if name is not None:
                 set_values(model.get_parameter(name), torch.full_like(model.get_parameter(name), value), undo)
@@ -75,6 +76,14 @@ class FoldGains(ChosenRewrite):
             if norm is None or norm.kind != had.kind:
                 found = "no norm" if norm is None else norm.kind
                 raise RewriteError(f"FoldGains changed what {site.path} is read as", expected=had.kind, found=found)
+
+
+def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Iterator[Tensor]:
+    """The rows of `weight`, a few at a time, each of their input features times its gain."""
+    factors = gain.expand(weight.movedim(output_axis, -2).shape).movedim(-2, output_axis)
+    rows = max(1, PART * len(weight) // max(1, weight.numel()))
+    for start in range(0, len(weight), rows):
+        yield _wide(weight[start : start + rows]) * factors[start : start + rows]
 
 
 def _wide(tensor: Tensor) -> Tensor:
