@@ -114,9 +114,9 @@ def table(results: Sequence[dict[str, Any]], size: int, dtype: str) -> str:
     import transformers
 
     rows = [
-        f"A Llama of {size / GB:.1f} GB in {dtype}, hidden 4096, in shards of 2 GB, made on the spot and in the page cache;"
-        f" {os.cpu_count()} processors. Copying ends when the disk has the files, patching with the process, start of the"
-        " interpreter and imports included. Memory is the peak of RssAnon over that of an interpreter with all imports."
+        f"A Llama of {size / GB:.1f} GB in {dtype}, hidden 4096, in shards of 2 GB, made on the spot and in the page cache, on"
+        f" {os.cpu_count()} processors. Copying ends when the disk has the files, patching with the process; start of"
+        " the interpreter and imports included. Memory is the peak of RssAnon over that of an interpreter with all imports."
         f" torch {torch.__version__}, transformers {transformers.__version__}.",
         "",
         "| patch | copying, s | patching, s | ratio | memory, GB | where the seconds go |",
@@ -136,7 +136,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", type=float, default=8.0, help="GB of weights")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--only", default="", metavar="CASE", help="cases with this in their name")
-    parser.add_argument("--folder", type=Path, help="where the checkpoints are made; the usual folder of temporary files")
+    parser.add_argument("--folder", type=Path, help="where the checkpoints are made; else among temporary files")
     parser.add_argument("--no-write", dest="write", action="store_false", help="leave docs/performance.md as it is")
     return parser.parse_args()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.header import Header, read_header
+from normprobe.checkpoints.shard import CHUNK
 from normprobe.checkpoints.weights import INDEXES, Weights, find_weights, read_json, shard_names
 from normprobe.errors import CheckpointError
 
@@ -142,11 +145,21 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return values
 
 
-def source_hash(opened: Opened) -> str:
-    """SHA-256 over the weight files, in order."""
+@contextmanager
+def hashing(opened: Opened) -> Iterator[Future[str]]:
+    """SHA-256 over the weight files, in order, beside the work of the block; given up where the block ends before."""
+    over = Event()
+    with ThreadPoolExecutor(1, "normprobe-hash") as pool:
+        try:
+            yield pool.submit(_hash, opened.files, over)
+        finally:
+            over.set()
+
+
+def _hash(files: Sequence[Path], over: Event) -> str:
     digest = hashlib.sha256()
-    for path in opened.files:
+    for path in files:
         with path.open("rb") as stream:
-            while part := stream.read(1 << 23):
+            while not over.is_set() and (part := stream.read(CHUNK)):
                 digest.update(part)
     return digest.hexdigest()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,11 +122,14 @@ class Output:
         Raises:
             CheckpointError: a tensor is neither put nor in the source, or reads back as something else.
         """
-        self._copy()
-        hashes = {}
-        for file, writer in self._writers.items():
-            writer.finish()
-            hashes[file] = read_back(writer, self.told)
+        missing = {file: self._missing(file) for file in self.layout}
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "normprobe-write") as pool:
+            found = {file: pool.submit(self._finished, writer, missing[file]) for file, writer in self._writers.items()}
+            try:
+                hashes = {file: each.result() for file, each in found.items()}
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         if set(self.layout) != {SAFE}:
             self._write_index()
         return hashes
@@ -133,20 +138,23 @@ class Output:
         """Let go of the files."""
         self._stack.close()
 
-    def _copy(self) -> None:
-        """Every tensor that nobody put, from where it lies in the source."""
-        for file, writer in self._writers.items():
-            missing = [name for name in self.layout[file] if name not in writer.sums]
-            unknown = [name for name in missing if name not in self.source.tensors]
-            if unknown:
-                raise CheckpointError(
-                    f"no values for {unknown[0]}", expected="a tensor of the checkpoint, or a new one"
-                )
-            if self.source.safe:
-                self._copy_bytes(writer, missing)
-                continue
+    def _missing(self, file: str) -> list[str]:
+        """Every tensor of a file that nobody put."""
+        missing = [name for name in self.layout[file] if name not in self._writers[file].sums]
+        unknown = [name for name in missing if name not in self.source.tensors]
+        if unknown:
+            raise CheckpointError(f"no values for {unknown[0]}", expected="a tensor of the checkpoint, or a new one")
+        return missing
+
+    def _finished(self, writer: ShardWriter, missing: list[str]) -> dict[str, str]:
+        """Copy what is missing from where it lies in the source; SHA-256 of every tensor as the disk has it."""
+        if self.source.safe:
+            self._copy_bytes(writer, missing)
+        else:
             for name in missing:
                 writer.put(name, self.source.tensors[name], self.told)
+        writer.finish()
+        return read_back(writer, self.told)
 
     def _copy_bytes(self, writer: ShardWriter, names: list[str]) -> None:
         places = {name: path for path in self.source.files for name in self.source.layout[path.name]}

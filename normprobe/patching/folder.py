@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normprobe.checkpoints.carried import carry
-from normprobe.checkpoints.opened import Opened, source_hash
+from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import INDEXES
 from normprobe.patching.built import Subject
 from normprobe.patching.configured import NAME as CONFIG
@@ -94,7 +94,7 @@ def add_reports(part: Path, reports: Sequence[Report | None]) -> None:
 def add_manifest(
     part: Path,
     subject: Subject,
-    source: Opened,
+    sha256: str,
     plans: Sequence[Plan],
     proof: Proof | None,
     told: Told,
@@ -102,7 +102,7 @@ def add_manifest(
     """What the folder says of itself; the last file."""
     manifest = Manifest(
         versions=versions(),
-        source=Source(name=subject.name, revision=subject.revision, sha256=source_hash(source)),
+        source=Source(name=subject.name, revision=subject.revision, sha256=sha256),
         steps=tuple(_step(rewrite, found) for plan in plans for rewrite, found in plan.steps),
         inputs=subject.described,
         proof=proof,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import nn
 
-from normprobe.checkpoints.opened import Opened
+from normprobe.checkpoints.opened import Opened, hashing
 from normprobe.checkpoints.staging import check_place, recover, staged
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
@@ -96,11 +98,12 @@ def patch(
         config_class(options.as_type)
     notes = recover(out)
     check_place(out, located(checkpoint, options.target)[0], overwrite=options.overwrite)
-    with opened_subject(checkpoint, options.target) as (subject, source):
+    reading = options.reading(rewrites)
+    with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as sha256:
         told("audit", 0, 0)
         before = _audit(subject.model, subject, options.level)
         with staged(out, overwrite=options.overwrite) as part:
-            plans, after, manifest = _made(part, subject, source, rewrites, before, options, told)
+            plans, after, manifest = _made(part, subject, source, sha256, rewrites, before, options, told)
     return Patched(out, tuple(map(str, plans)), before, after, manifest, (*notes, *subject.notes))
 
 
@@ -112,7 +115,7 @@ def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions 
     """
     options = options or PatchOptions()
     plans = []
-    with opened_subject(checkpoint, options.target) as (subject, _):
+    with opened_subject(checkpoint, options.reading(rewrites)) as (subject, _):
         for number, rewrite in enumerate(rewrites, 1):
             plans.append(make_plan(subject.model, [rewrite], subject.inputs))
             if number < len(rewrites):
@@ -124,6 +127,7 @@ def _made(
     part: Path,
     subject: Subject,
     source: Opened,
+    sha256: Future[str],
     rewrites: Sequence[Rewrite],
     before: Report | None,
     options: PatchOptions,
@@ -147,7 +151,7 @@ def _made(
     after = _audit(loaded, subject, options.level)
     folder.add_reports(part, (before, after))
     told = folder.Told(code, tensors, left, became)
-    manifest = folder.add_manifest(part, subject, source, plans, proof, told)
+    manifest = folder.add_manifest(part, subject, sha256.result(), plans, proof, told)
     return plans, after, manifest
 
 
@@ -196,11 +200,12 @@ def _audit(model: nn.Module, subject: Subject, level: Level | None) -> Report | 
 
 def _counted(total: int, tell: Tell) -> Callable[[int], Any]:
     """What is told of bytes, one after the other."""
-    done = 0
+    done, lock = 0, Lock()
 
     def told(count: int) -> None:
         nonlocal done
-        done += count
-        tell("write", min(done, total), total)
+        with lock:  # files are read back side by side
+            done += count
+            tell("write", min(done, total), total)
 
     return told
