@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any], bool]] = {  # rewrite, its settin
 
 
 def make_checkpoint(folder: Path, size: int, dtype_name: str) -> int:
-    """A Llama of about `size` bytes, gains of its norms not 1; the bytes that it has."""
+    """A Llama of at least `size` bytes, gains of its norms not 1; the bytes that it has."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -56,7 +57,7 @@ def _config(size: int, dtype_name: str) -> Any:
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         intermediate_size=INNER,
-        num_hidden_layers=max(1, round((size / width - 2 * VOCABULARY * HIDDEN) / layer)),
+        num_hidden_layers=max(1, math.ceil((size / width - 2 * VOCABULARY * HIDDEN) / layer)),
         num_attention_heads=HEADS,
         architectures=["LlamaForCausalLM"],
         dtype=dtype_name,
@@ -84,12 +85,13 @@ def run(name: str, source: str, out: str) -> dict[str, Any]:
 
     rewrite, settings, audits = CASES[name]
     stages: dict[str, float] = {"imports": 0.0}
-    now = ["imports", started]
+    now, since = "imports", started
 
     def tell(stage: str, done: int, total: int) -> None:
+        nonlocal now, since
         moment = time.perf_counter()
-        stages[now[0]] = stages.get(now[0], 0.0) + moment - now[1]
-        now[:] = [stage, moment]
+        stages[now] = stages.get(now, 0.0) + moment - since
+        now, since = stage, moment
 
     tell("load", 0, 0)
     options = PatchOptions(level="forward" if audits else None)

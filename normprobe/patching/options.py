@@ -50,9 +50,13 @@ class PatchOptions:
         """How the checkpoint is read: where nothing is measured on the inputs, a short row proves as much as a long
         one, and runs sooner."""
         read = self.target
-        measured = self.level or self.mend or any(rewrite.effect is Effect.CALIBRATED for rewrite in rewrites)
+        measured = self.level or self.mend or any(map(_measures, rewrites))
         given = read.tokens is not None or read.text is not None or read.text_file is not None
         return read if measured or given else replace(read, tokens=FEW)
+
+
+def _measures(rewrite: Rewrite) -> bool:
+    return rewrite.effect is Effect.CALIBRATED or type(rewrite).fit is not Rewrite.fit
 
 
 def room() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
@@ -42,13 +42,19 @@ def set_values(parameter: Tensor, values: Tensor | Iterable[Tensor], undo: ExitS
             raise RewriteError(
                 "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
             )
-        values = values.detach().reshape(-1).split(PART)
+        values = parts_of(values.detach())
     written = _cast(parameter, values)
     if isinstance(undo, ForGood):
         parameter.data = written  # the old memory may be mapped from a file, whose pages a write would copy
         return
     undo.callback(_write, parameter, parameter.detach().clone())
     _write(parameter, written)
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The elements of `tensor` in order, a few at a time."""
+    flat = tensor.reshape(-1)
+    return (flat[start : start + PART] for start in range(0, len(flat), PART))
 
 
 def _cast(parameter: Tensor, parts: Iterable[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from normprobe.measures.main_output import main_output
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
 from normprobe.rewrites.base import Effect
-from normprobe.rewrites.edits import PART
+from normprobe.rewrites.edits import PART, parts_of
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
@@ -236,15 +236,10 @@ def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
     """max |a − b| over all elements, max |a| without b; infinite where a value is not finite."""
     largest = 0.0
     for one, other in zip(a, a if b is None else b, strict=True):
-        for part, beside in zip(_parts(one), _parts(other), strict=True):
+        for part, beside in zip(parts_of(one), parts_of(other), strict=True):
             difference = float((part.double() if b is None else part.double() - beside.double()).abs().amax())
             largest = max(largest, difference if difference == difference else _INFINITE)
     return largest
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """So few elements each that they take little room in float64."""
-    return tensor.reshape(-1).split(PART)
 
 
 def _tokens(before: Tensor | None, after: Tensor | None, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
@@ -255,10 +250,10 @@ def next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...])
     """KL and agreement where the output (B, T, V) stands over integer inputs (B, T)."""
     if before.dim() != 3 or tuple(before.shape[:2]) not in ids or before.shape[2] < 2:
         return {}
-    rows = max(1, PART // before.shape[2])
-    pairs = zip(before.flatten(0, 1).split(rows), after.flatten(0, 1).split(rows), strict=True)
+    rows, p, q = max(1, PART // before.shape[2]), before.flatten(0, 1), after.flatten(0, 1)
+    starts = range(0, len(p), rows)
     return {
-        "kl": float(torch.cat([_divergence(*pair) for pair in pairs]).mean()),
+        "kl": float(torch.cat([_divergence(p[at : at + rows], q[at : at + rows]) for at in starts]).mean()),
         "agreement": float((before.argmax(-1) == after.argmax(-1)).double().mean()),
         "tokens": before.shape[0] * before.shape[1],
     }

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites.edits import bytes_of, chosen, set_values
+from normprobe.rewrites.edits import PART, ForGood, bytes_of, chosen, parts_of, set_values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -47,3 +47,43 @@ def test_tied_parameters_are_held_once() -> None:
 )
 def test_a_pattern_chooses_paths(only: str | tuple[str, ...] | None, meant: bool) -> None:
     assert chosen("h.0.mlp", only) is meant
+
+
+@pytest.mark.parametrize("count", [0, 1, PART, PART + 1, 3 * PART - 1])
+def test_parts_are_all_values_in_order(count: int) -> None:
+    tensor = torch.arange(2 * count).reshape(count, 2).T
+    parts = list(parts_of(tensor))
+    assert torch.equal(torch.cat([*parts, torch.tensor([], dtype=tensor.dtype)]), tensor.reshape(-1))
+    assert all(len(part) <= PART for part in parts)
+
+
+def test_values_come_in_parts_and_nothing_is_written_before_all_are_there() -> None:
+    weight = nn.Parameter(torch.zeros(3, 4, dtype=torch.float16))
+    with ExitStack() as undo:
+        set_values(weight, (torch.full((2, 2), float(n), dtype=torch.float64) for n in (1, 2, 3)), undo)
+        assert weight.detach().reshape(-1).tolist() == [1.0] * 4 + [2.0] * 4 + [3.0] * 4
+    assert bool((weight == 0).all())
+    for parts, why in (([8, 3], "12 values"), ([12, 1], "12 values"), ([8, 1, 3], r"up to 6\.55e\+04")):
+        values = (torch.full((n,), 1e6 if n == 3 else 1.0) for n in parts)
+        with ExitStack() as undo, pytest.raises(RewriteError, match=why if 3 not in parts else "cannot write"):
+            set_values(weight, values, undo)
+        assert bool((weight == 0).all())
+
+
+def test_what_was_infinite_may_stay_so() -> None:
+    weight = nn.Parameter(torch.zeros(4, dtype=torch.float16))
+    with ExitStack() as undo:
+        set_values(weight, torch.tensor([float("inf"), float("nan"), 1.0, -float("inf")], dtype=torch.float64), undo)
+        assert weight.isfinite().tolist() == [False, False, True, False]
+
+
+def test_for_good_the_memory_that_it_had_is_left_alone() -> None:
+    """It may be mapped from a file: each page that is written to would be copied, and stay."""
+    held = torch.ones(3, 4)
+    weight = nn.Parameter(held)
+    with ForGood() as undo:
+        set_values(weight, torch.full((3, 4), 2.0), undo)
+    assert bool((weight == 2).all())
+    assert weight.is_leaf
+    assert weight.requires_grad
+    assert bool((held == 1).all())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.rewrites import FoldGains, Plan, Survey, make_plan
-from normprobe.rewrites.edits import set_values
+from normprobe.rewrites.edits import PART, set_values
 from tests import models
 from tests.rewrites.cases import double, outputs, snapshot
 
@@ -139,3 +139,27 @@ def test_an_offset_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RewriteError, match="could not prove FoldGains"):
         plan_of(model, inputs).apply()
     assert snapshot(model) == kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_weight_is_scaled_as_a_whole_one_would_be(dtype: torch.dtype) -> None:
+    """It is scaled a few rows at a time, the output features in either axis."""
+
+    class Turned(nn.Module):
+        def __init__(self, features: int, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(width, features))  # inputs in rows
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    torch.manual_seed(5)
+    width = PART // 64 + 3
+    for last in (nn.Linear(width, 200, bias=False), Turned(200, width), nn.Linear(width, 1, bias=False)):
+        model = nn.Sequential(nn.RMSNorm(width), last).to(dtype)
+        with torch.no_grad():
+            model[0].weight.copy_(1 + torch.rand(width))
+        wide, gain = last.weight.detach().double(), model[0].weight.detach().double()
+        expected = (wide * (gain[:, None] if isinstance(last, Turned) else gain)).to(dtype)
+        plan_of(model, torch.randn(3, width).to(dtype)).apply()
+        assert torch.equal(last.weight.detach(), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.rewrites import Initialise, load, make_plan
+from normprobe.rewrites.edits import PART
 from normprobe.rewrites.initialise.schemes import kaiming_gain
 from normprobe.theory import deepnorm
 from tests.rewrites.cases import snapshot
@@ -242,3 +244,19 @@ def test_a_choice_that_names_nothing_is_an_error() -> None:
         match=r"(?s)only='model.layer.\*' covers no place of Initialise.*some of model.embed_tokens.weight, ",
     ):
         applied(built("Llama"), Initialise("gpt2", only="model.layer.*"))
+
+
+@pytest.mark.parametrize("scheme", ["gpt2", "xavier"])
+@pytest.mark.parametrize("rows", [2 * PART // 16 - 1, 2 * PART // 16, 5 * PART // 16 + 1])
+def test_a_large_weight_is_drawn_as_one_call_would_draw_it(scheme: str, rows: int) -> None:
+    """It is drawn part by part, which gives the values of torch's generator in their order."""
+    model = nn.Sequential(nn.Linear(17, rows, bias=False))
+    applied(model, Initialise(scheme, seed=4), torch.randn(2, 17))
+    generator = torch.Generator().manual_seed(zlib.crc32(b"4 0.weight"))
+    whole = torch.empty(rows, 17)
+    if scheme == "gpt2":
+        whole.normal_(0.0, 1.0, generator=generator).mul_(0.02)
+    else:
+        bound = math.sqrt(3) * math.sqrt(2 / (17 + rows))
+        whole.uniform_(-bound, bound, generator=generator)
+    assert torch.equal(model[0].weight.detach(), whole)

@@ -13,7 +13,8 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
 from normprobe.rewrites import FoldGains, make_plan
 from normprobe.rewrites.base import Effect
-from normprobe.rewrites.proof import Baseline
+from normprobe.rewrites.edits import PART
+from normprobe.rewrites.proof import Baseline, next_tokens
 from tests.models import gpt2
 from tests.rewrites.cases import Scaled
 from tests.trace import Snapshot
@@ -187,3 +188,38 @@ def test_a_copy_that_computes_something_else_makes_no_tolerance(dtype: torch.dty
     assert proof.tolerance == pytest.approx(share * largest, rel=1e-2)
     assert f"choice: {share:g} of the largest output" in proof.tolerance_source
     assert "less than twice the original's own distance" in proof.tolerance_source
+
+
+def test_the_comparison_of_many_logits_is_that_of_all_at_once() -> None:
+    """They are compared a few rows at a time, which leaves no number out and moves none."""
+    torch.manual_seed(2)
+    before = torch.randn(2, 300, PART // 64)
+    after = before + 0.1 * torch.randn_like(before)
+    p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
+    assert next_tokens(before, after, ((2, 300),)) == {
+        "kl": float((p.exp() * (p - q)).sum(-1).mean()),
+        "agreement": float((before.argmax(-1) == after.argmax(-1)).double().mean()),
+        "tokens": 600,
+    }
+
+
+@pytest.mark.parametrize("place", [0, PART - 1, PART, 3 * PART + 4])
+def test_the_largest_change_is_found_wherever_it_is(place: int) -> None:
+    class Moved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = x.clone()
+            out.view(-1)[place] += self.by
+            return out
+
+    model, inputs = Moved(), torch.zeros(1, 3 * PART + 5)
+    baseline = Baseline.of(model, inputs, Effect.BREAKING, Anatomy())
+    with torch.no_grad():
+        model.by.fill_(0.75)
+    assert baseline.compare(model, inputs).max_abs == 0.75
+    with torch.no_grad():
+        model.by.fill_(float("nan"))
+    assert baseline.compare(model, inputs).max_abs == float("inf")

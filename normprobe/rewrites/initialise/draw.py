@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normprobe.records import WeightSite
-from normprobe.rewrites.edits import PART
+from normprobe.rewrites.edits import PART, parts_of
 from normprobe.rewrites.initialise.schemes import Draw
 
 
@@ -40,7 +40,7 @@ def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Iterator[
         part = values.index_select(site.output_axis, rows)
         _fill(part, site, drawing.draw, generator)
         values.index_copy_(site.output_axis, rows, part)
-    return iter(values.reshape(-1).split(PART))
+    return parts_of(values)
 
 
 def _parts(count: int, site: WeightSite, draw: Draw, generator: torch.Generator) -> Iterator[Tensor]:

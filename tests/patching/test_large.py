@@ -1,0 +1,60 @@
+"""What keeps the patch of a large checkpoint short and small."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from normprobe.checkpoints.opened import hashing, opened
+from normprobe.patching.options import FEW, PatchOptions
+from normprobe.patching.run import patch
+from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, QKClip, Rewrite, SetEps
+from normprobe.targets.options import TargetOptions
+from tests.patching.checkpoints import llama
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    llama().save_pretrained(tmp_path / "in", max_shard_size="20KB")
+    return tmp_path / "in"
+
+
+def test_the_hash_of_the_source_is_that_of_its_files_one_after_the_other(sharded: Path) -> None:
+    with opened(sharded) as source, hashing(source) as found:
+        assert len(source.files) > 2
+        assert found.result() == hashlib.sha256(b"".join(path.read_bytes() for path in source.files)).hexdigest()
+
+
+def test_the_hash_is_given_up_where_the_work_fails(sharded: Path) -> None:
+    with pytest.raises(ZeroDivisionError), opened(sharded) as source, hashing(source):
+        raise ZeroDivisionError
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("normprobe-")]
+
+
+def test_bytes_that_are_told_grow_to_the_total_from_whatever_thread(sharded: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    patch(str(sharded), tmp_path / "out", [FoldGains()], PatchOptions(level=None), lambda *each: told.append(each))
+    written = [(done, total) for stage, done, total in told if stage == "write"]
+    assert written == sorted(written)
+    assert {total for _, total in written} == {written[-1][0]}
+
+
+@pytest.mark.parametrize(
+    ("rewrites", "options", "tokens"),
+    [
+        ([FoldGains(), Initialise()], PatchOptions(level=None), FEW),
+        ([FoldGains(), AddQKNorm(start="calibrated")], PatchOptions(level=None), None),
+        ([QKClip(limit=50.0)], PatchOptions(level=None), None),
+        ([FoldGains()], PatchOptions(), None),
+        ([SetEps(eps=1e-5)], PatchOptions(level=None, mend="exact"), None),
+        ([FoldGains()], PatchOptions(level=None, target=TargetOptions(tokens=7)), 7),
+        ([FoldGains()], PatchOptions(level=None, target=TargetOptions(text="some words")), None),
+    ],
+)
+def test_the_row_is_short_where_nothing_is_measured_on_it(
+    rewrites: list[Rewrite], options: PatchOptions, tokens: int | None
+) -> None:
+    assert options.reading(rewrites).tokens == tokens
