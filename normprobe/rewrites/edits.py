@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,15 +24,15 @@ class ForGood(ExitStack):
         return callback
 
 
-def set_values(parameter: Tensor, values: Tensor | Iterable[Tensor], undo: ExitStack) -> None:
+def set_values(parameter: Tensor, values: Tensor | Callable[[], Iterable[Tensor]], undo: ExitStack) -> None:
     """Give `parameter` the `values`, in its dtype and on its device; `undo` writes the old ones back, bit for bit.
 
     Tied parameters are one tensor: writing it once is enough.
 
     Args:
         parameter: keeps its identity; where nothing is taken back, its memory is another one afterwards.
-        values: of its shape; or parts of them one after the other, each made when the one before is written, so that a
-            large parameter takes little memory in a wider dtype.
+        values: of its shape; or what makes parts of them one after the other, so that a large parameter takes little
+            memory in a wider dtype.
         undo: what takes changes back.
 
     Raises:
@@ -42,7 +43,7 @@ def set_values(parameter: Tensor, values: Tensor | Iterable[Tensor], undo: ExitS
             raise RewriteError(
                 "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
             )
-        values = parts_of(values.detach())
+        values = partial(parts_of, values.detach())
     written = _cast(parameter, values)
     if isinstance(undo, ForGood):
         parameter.data = written  # the old memory may be mapped from a file, whose pages a write would copy
@@ -57,31 +58,35 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     return (flat[start : start + PART] for start in range(0, len(flat), PART))
 
 
-def _cast(parameter: Tensor, parts: Iterable[Tensor]) -> Tensor:
-    """`parts` as one tensor like `parameter`."""
+def _cast(parameter: Tensor, values: Callable[[], Iterable[Tensor]]) -> Tensor:
+    """Parts as one tensor like `parameter`."""
     found = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     flat, done = found.view(-1), 0
-    for part in parts:
-        place = flat[done : done + part.numel()]
-        place.copy_(part.detach().reshape(-1)[: len(place)])
-        _check_finite(place, part)
-        done += part.numel()
+    for part in values():
+        size = part.numel()
+        if done + size <= len(flat):
+            flat[done : done + size].copy_(part.reshape(-1))
+        done += size
     if done != len(flat):
         raise RewriteError("cannot write a parameter", expected=f"{len(flat)} values", found=str(done))
+    if done and not found.is_meta and not (found.is_floating_point() and bool(torch.stack(torch.aminmax(flat)).isfinite().all())):
+        _check_finite(flat, values())
     return found
 
 
-def _check_finite(cast: Tensor, values: Tensor) -> None:
-    """No value that was finite may have become infinite; the extremes of all tell at once whether any could have."""
-    if cast.is_meta or not cast.numel() or (cast.is_floating_point() and bool(torch.stack(torch.aminmax(cast)).isfinite().all())):
-        return
-    if bool((values.detach().reshape(-1).isfinite().to(cast.device) & ~cast.isfinite()).any()):
-        raise RewriteError(
-            f"cannot write a parameter in {str(cast.dtype)[6:]}",
-            expected=f"|values| up to {torch.finfo(cast.dtype).max:.3g}",
-            found=f"{float(values.abs().amax()):.3g}",
-            hint="convert the model to a wider dtype first",
-        )
+def _check_finite(cast: Tensor, parts: Iterable[Tensor]) -> None:
+    """No value that was finite may have become infinite."""
+    done = 0
+    for part in parts:
+        place = cast[done : done + part.numel()]
+        if bool((part.reshape(-1).isfinite().to(cast.device) & ~place.isfinite()).any()):
+            raise RewriteError(
+                f"cannot write a parameter in {str(cast.dtype)[6:]}",
+                expected=f"|values| up to {torch.finfo(cast.dtype).max:.3g}",
+                found=f"{float(part.abs().amax()):.3g}",
+                hint="convert the model to a wider dtype first",
+            )
+        done += part.numel()
 
 
 @torch.no_grad()

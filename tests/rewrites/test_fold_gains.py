@@ -141,7 +141,7 @@ def test_an_offset_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert snapshot(model) == kept
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_large_weight_is_scaled_as_a_whole_one_would_be(dtype: torch.dtype) -> None:
     """It is scaled a few rows at a time, the output features in either axis."""
 

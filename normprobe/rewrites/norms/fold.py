@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -17,6 +18,8 @@ from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import PART, bytes_of, chosen, set_values
 from normprobe.rewrites.norms.readers import Readers
 from normprobe.rewrites.norms.shared import why_shared
+
+_HALVES = (torch.bfloat16, torch.float16)  # of 8 and 11 digits: the product of two has less than the 24 of float32
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class FoldGains(ChosenRewrite):
                 wide = _wide(held).movedim(weight.output_axis, -2)
                 set_values(model.get_parameter(bias), _wide(model.get_parameter(bias)) + wide @ offset, undo)
             if gain is not None:
-                set_values(held, _scaled(held.detach(), gain, weight.output_axis), undo)
+                set_values(held, partial(_scaled, held.detach(), gain, weight.output_axis), undo)
         for name, value in ((norm.weight, 0.0 if norm.affine.startswith("one_plus") else 1.0), (norm.bias, 0.0)):
             if name is not None:
                 set_values(model.get_parameter(name), torch.full_like(model.get_parameter(name), value), undo)
@@ -79,11 +82,14 @@ class FoldGains(ChosenRewrite):
 
 
 def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Iterator[Tensor]:
-    """The rows of `weight`, a few at a time, each of their input features times its gain."""
+    """The rows of `weight`, a few at a time, each of their input features times its gain; in float32 where that holds
+    the products exactly."""
+    if weight.dtype in _HALVES and bool((gain == gain.to(weight.dtype)).all()):
+        gain = gain.float()
     factors = gain.expand(weight.movedim(output_axis, -2).shape).movedim(-2, output_axis)
     rows = max(1, PART * len(weight) // max(1, weight.numel()))
     for start in range(0, len(weight), rows):
-        yield _wide(weight[start : start + rows]) * factors[start : start + rows]
+        yield weight[start : start + rows].to(gain.dtype) * factors[start : start + rows]
 
 
 def _wide(tensor: Tensor) -> Tensor:
