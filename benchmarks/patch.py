@@ -28,6 +28,7 @@ if __package__ in (None, ""):
 
 from benchmarks.page import write_section
 from benchmarks.patching import CASES, make_checkpoint
+from benchmarks.quiet import machine_seconds
 
 MOST_RATIO, MOST_MEMORY = 2.5, 1.0  # times a copy; GB over the interpreter
 GB = 1e9
@@ -81,7 +82,7 @@ def watched(words: Sequence[str]) -> dict[str, Any]:
     started = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.patching", *words]
     root = Path(__file__).resolve().parent.parent
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before, all_before = resource.getrusage(resource.RUSAGE_CHILDREN), machine_seconds()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True)
     peak = 0
     while process.poll() is None:
@@ -89,11 +90,13 @@ def watched(words: Sequence[str]) -> dict[str, Any]:
         time.sleep(EVERY)
     seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    all_busy = machine_seconds() - all_before
     told, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {**json.loads(told or "{}"), "seconds": seconds, "busy": busy, "memory": peak / GB}
+    taken = max(0.0, all_busy - busy) / (seconds * (os.cpu_count() or 1))
+    return {**json.loads(told or "{}"), "seconds": seconds, "busy": busy, "taken": taken, "memory": peak / GB}
 
 
 def anonymous(pid: int) -> int:
@@ -122,18 +125,21 @@ def table(results: Sequence[dict[str, Any]], size: int, dtype: str) -> str:
     rows = [
         f"A Llama of {size / GB:.1f} GB in {dtype}, hidden 4096, in shards of 2 GB, made on the spot and in the page"
         f" cache, on {os.cpu_count()} processors. Copying ends when the disk has the files, patching with the process,"
-        " whose start and imports are included. Memory is the peak of RssAnon over that of an interpreter with all"
+        " whose start and imports are included. Seconds of a processor are those of the patch over all its threads, others"
+        " took their share of all processors meanwhile. Memory is the peak of RssAnon over that of an interpreter with all"
         " imports."
         f" torch {torch.__version__}, transformers {transformers.__version__}.",
         "",
-        "| patch | copying, s | patching, s | of a processor, s | ratio | memory, GB | where the seconds go |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| patch | copying, s | patching, s | of a processor | others | ratio | memory, GB | where the seconds go |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for each in results:
         stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in each["stages"].items() if seconds >= 0.1)
         memory = each["memory"] - each["bare"]
-        seconds = f"{each['copying']:.1f} | {each['seconds']:.1f} | {each['busy']:.1f} | {_ratio(each):.2f}"
-        rows.append(f"| {each['name']} | {seconds} | {memory:.2f} | {stages} |")
+        seconds = " | ".join(f"{each[name]:.1f}" for name in ("copying", "seconds", "busy"))
+        rows.append(
+            f"| {each['name']} | {seconds} | {each['taken']:.0%} | {_ratio(each):.2f} | {memory:.2f} | {stages} |"
+        )
     limits = f"Limits: ratio at most {MOST_RATIO}, memory at most {MOST_MEMORY:g} GB."
     return "\n".join([*rows, "", limits])
 

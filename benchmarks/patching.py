@@ -12,11 +12,11 @@ from typing import Any
 
 HIDDEN, INNER, VOCABULARY, HEADS = 4096, 11008, 32000, 32
 SHARD = 2 * 10**9  # bytes
+AUDITED = "with audits on 32 tokens"
 CASES: Mapping[str, tuple[str, dict[str, Any], bool]] = {  # rewrite, its settings, whether audits are made
     "FoldGains": ("FoldGains", {}, False),
-    "FoldGains, with audits": ("FoldGains", {}, True),
     "Initialise": ("Initialise", {"scheme": "gpt2"}, False),
-    "Initialise, with audits": ("Initialise", {"scheme": "gpt2"}, True),
+    f"FoldGains, {AUDITED}": ("FoldGains", {}, True),
 }
 
 
@@ -79,9 +79,10 @@ def _values(noise: Any, number: int, like: Any) -> Any:
 def run(name: str, source: str, out: str) -> dict[str, Any]:
     """Patch; seconds by stage."""
     started = time.perf_counter()
-    from normprobe.patching.options import PatchOptions
+    from normprobe.patching.options import FEW, PatchOptions
     from normprobe.patching.run import patch
     from normprobe.rewrites import load
+    from normprobe.targets.options import TargetOptions
 
     rewrite, settings, audits = CASES[name]
     stages: dict[str, float] = {"imports": 0.0}
@@ -94,7 +95,7 @@ def run(name: str, source: str, out: str) -> dict[str, Any]:
         now, since = stage, moment
 
     tell("load", 0, 0)
-    options = PatchOptions(level="forward" if audits else None)
+    options = PatchOptions(level="forward" if audits else None, target=TargetOptions(tokens=FEW))
     patch(source, Path(out), [load({"rewrite": rewrite, **settings})], options, tell)
     tell("", 0, 0)
     return {"stages": stages}

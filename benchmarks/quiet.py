@@ -57,10 +57,10 @@ def quiet_turns(plain: Callable[[], Any], other: Callable[[], Any], wanted: int)
 
 
 def _turn(plain: Callable[[], Any], other: Callable[[], Any]) -> Turn:
-    busy, own, started = _busy(), _own(), time.perf_counter()
+    busy, own, started = machine_seconds(), _own(), time.perf_counter()
     times = seconds(plain), seconds(other)
     elapsed = time.perf_counter() - started
-    others = (_busy() - busy) - (_own() - own)
+    others = (machine_seconds() - busy) - (_own() - own)
     return Turn(*times, max(0.0, others) / (elapsed * (os.cpu_count() or 1)))
 
 
@@ -76,7 +76,7 @@ def _own() -> float:
     return sum(os.times()[:4])
 
 
-def _busy() -> float:
+def machine_seconds() -> float:
     """Processor seconds of the whole machine, what a host took included (Linux)."""
     line = Path("/proc/stat").read_text().splitlines()[0]
     user, nice, system, _, _, *interrupts_and_stolen = map(int, line.split()[1:9])  # not idle, not waiting for a disk

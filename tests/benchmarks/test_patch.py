@@ -36,7 +36,7 @@ def test_the_checkpoint_has_its_size_its_shards_and_gains_that_can_be_folded(
         assert 0 < float((gain - 1).abs().mean()) < 0.2
 
 
-@pytest.mark.parametrize("name", ["FoldGains", "Initialise, with audits"])
+@pytest.mark.parametrize("name", ["FoldGains", "FoldGains, with audits on 32 tokens"])
 def test_every_second_of_a_patch_belongs_to_a_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
     patching.make_checkpoint(tmp_path / "source", 200_000, "bfloat16")
@@ -82,5 +82,5 @@ def test_the_table_has_a_row_for_each_case() -> None:
     told = patch.table([found(stages={"load": 1.23, "check": 0.04}), found(name="B")], 8 * 10**9, "bfloat16")
     assert "8.0 GB in bfloat16" in told
     assert f"{os.cpu_count()} processors" in told
-    assert "| A | 10.0 | 20.0 | 30.0 | 2.00 | 0.90 | load 1.2 |" in told
+    assert "| A | 10.0 | 20.0 | 30.0 | 50% | 2.00 | 0.90 | load 1.2 |" in told
     assert "| B |" in told
