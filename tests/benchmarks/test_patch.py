@@ -63,6 +63,7 @@ def found(**more: Any) -> dict[str, Any]:
         "copying": 10.0,
         "seconds": 20.0,
         "busy": 30.0,
+        "taken": 0.5,
         "memory": 1.2,
         "bare": 0.3,
         "stages": {},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from normprobe.checkpoints import opened as module
 from normprobe.checkpoints.opened import hashing, opened
 from normprobe.patching.options import FEW, PatchOptions
 from normprobe.patching.run import patch
@@ -28,9 +30,22 @@ def test_the_hash_of_the_source_is_that_of_its_files_one_after_the_other(sharded
         assert found.result() == hashlib.sha256(b"".join(path.read_bytes() for path in source.files)).hexdigest()
 
 
-def test_the_hash_is_given_up_where_the_work_fails(sharded: Path) -> None:
+def test_the_hash_is_given_up_where_the_work_fails(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    class Slow:
+        def update(self, part: bytes) -> None:
+            hashed.append(len(part))
+            time.sleep(0.02)
+
+        def hexdigest(self) -> str:
+            return ""
+
+    monkeypatch.setattr(module, "CHUNK", 1024)
+    monkeypatch.setattr(module.hashlib, "sha256", Slow)
     with pytest.raises(ZeroDivisionError), opened(sharded) as source, hashing(source):
         raise ZeroDivisionError
+    assert sum(hashed) < source.nbytes / 2
     assert not [each.name for each in threading.enumerate() if each.name.startswith("normprobe-")]
 
 
