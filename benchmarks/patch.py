@@ -126,8 +126,8 @@ def table(results: Sequence[dict[str, Any]], size: int, dtype: str) -> str:
         f"A Llama of {size / GB:.1f} GB in {dtype}, hidden 4096, in shards of 2 GB, made on the spot and in the page"
         f" cache, on {os.cpu_count()} processors. Copying ends when the disk has the files, patching with the process,"
         " whose start and imports are included. Seconds of a processor are those of the patch over all its threads;"
-        " others took their share of all processors meanwhile. Memory is the peak of RssAnon over that of an interpreter"
-        " with all imports."
+        " others took their share of all processors meanwhile. Memory is the peak of RssAnon over an interpreter"
+        " with all imports alone."
         f" torch {torch.__version__}, transformers {transformers.__version__}.",
         "",
         "| patch | copying, s | patching, s | of a processor | others | ratio | memory, GB | where the seconds go |",
