@@ -69,7 +69,11 @@ def _cast(parameter: Tensor, values: Callable[[], Iterable[Tensor]]) -> Tensor:
         done += size
     if done != len(flat):
         raise RewriteError("cannot write a parameter", expected=f"{len(flat)} values", found=str(done))
-    if done and not found.is_meta and not (found.is_floating_point() and bool(torch.stack(torch.aminmax(flat)).isfinite().all())):
+    if (
+        done
+        and not found.is_meta
+        and not (found.is_floating_point() and bool(torch.stack(torch.aminmax(flat)).isfinite().all()))
+    ):
         _check_finite(flat, values())
     return found
 
