@@ -152,7 +152,7 @@ def _parts(found: Patched) -> Iterator[RenderableType]:
         yield Text(note, style="dim")
     if found.before is not None:
         yield from _audited("before", found.before)
-    yield from (Text(str(each)) for each in found.plans)
+    yield from (Text(each.brief()) for each in found.plans)
     if len(found.plans) > 1 and found.manifest.proof is not None:
         yield Text(f"all together: {found.manifest.proof}")
     if found.manifest.became is not None:

@@ -24,6 +24,7 @@ from normprobe.targets.quiet import quiet
 from normprobe.version import __version__, versions
 
 REPORTS = ("audit-before.json", "audit-after.json")
+PLANS = "normprobe-plan.txt"
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,15 @@ def add_files(part: Path, subject: Subject, source: Opened) -> tuple[str, ...]:
     """
     if not subject.path.is_dir():
         return ()
-    own = (*REPORTS, NAME, f"{MODULE}.py")  # of an earlier patch
+    own = (*REPORTS, PLANS, NAME, f"{MODULE}.py")  # of an earlier patch
     made = (*own, *(path.name for path in part.iterdir()))
     replaced = {*(path.name for path in source.files), *INDEXES}
     return tuple(name for name in carry(subject.path, part, frozenset(made)) if name not in replaced)
 
 
-def add_reports(part: Path, reports: Sequence[Report | None]) -> None:
-    """The audits before and after."""
+def add_reports(part: Path, reports: Sequence[Report | None], plans: Sequence[Plan]) -> None:
+    """The audits before and after, and the plans with every place."""
+    (part / PLANS).write_text("\n\n".join(map(str, plans)) + "\n", encoding="utf-8")
     for name, report in zip(REPORTS, reports, strict=True):
         if report is not None:
             report.save(part / name)

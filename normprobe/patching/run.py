@@ -41,7 +41,7 @@ class Patched:
 
     Attributes:
         out: the new folder.
-        plans: as text, each as it was applied.
+        plans: each as it was applied.
         before: the audit of the checkpoint; None where none was asked for.
         after: the audit of the new folder, as it is loaded from there.
         manifest: as it lies in the folder.
@@ -49,7 +49,7 @@ class Patched:
     """
 
     out: Path
-    plans: tuple[str, ...]
+    plans: tuple[Plan, ...]
     before: Report | None
     after: Report | None
     manifest: Manifest
@@ -104,7 +104,7 @@ def patch(
         before = _audit(subject.model, subject, options.level)
         with staged(out, overwrite=options.overwrite) as part:
             plans, after, manifest = _made(part, subject, source, sha256, rewrites, before, options, told)
-    return Patched(out, tuple(map(str, plans)), before, after, manifest, (*notes, *subject.notes))
+    return Patched(out, plans, before, after, manifest, (*notes, *subject.notes))
 
 
 def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions | None = None) -> tuple[Plan, ...]:
@@ -149,7 +149,7 @@ def _made(
         check_tokens(part, subject.tokenizer, trust=options.target.trust_remote_code)
     loaded = _loaded(part, subject, tell)
     after = _audit(loaded, subject, options.level)
-    folder.add_reports(part, (before, after))
+    folder.add_reports(part, (before, after), plans)
     told = folder.Told(code, tensors, left, became)
     manifest = folder.add_manifest(part, subject, sha256.result(), plans, proof, told)
     return plans, after, manifest

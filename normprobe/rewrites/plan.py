@@ -19,7 +19,7 @@ from normprobe.rewrites.history import Applied, Planned
 from normprobe.rewrites.proof import Baseline, Proof
 from normprobe.rewrites.reduced import check_reduced
 from normprobe.rewrites.refusals import reasons_of
-from normprobe.rewrites.rows import counted, rows_of
+from normprobe.rewrites.rows import counted, rows_of, shortened
 from normprobe.rewrites.unrun import found_by, told_of, unrun
 
 State = Literal["planned", "applied", "undone"]
@@ -255,9 +255,16 @@ class Plan:
         return ", ".join(rewrite.name for rewrite, _ in self.steps)
 
     def __str__(self) -> str:
+        return self._text(brief=False)
+
+    def brief(self) -> str:
+        """The same with places that differ by their numbers alone in one line."""
+        return self._text(brief=True)
+
+    def _text(self, brief: bool) -> str:
         rows = [f"{self.state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
         for rewrite, found in self.steps:
-            rows += rows_of(rewrite, found)
+            rows += rows_of(rewrite, found, brief)
         sites = [site for _, found in self.steps for site in found.sites]
         if any(site.added for site in sites):
             rows.append(f"parameters are added: {_MADE_BEFORE} does not hold them")
@@ -266,13 +273,11 @@ class Plan:
         if self._fused:
             rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
         rows += [] if self._unrun is None else [self._unrun]
-        rows += [f"now: {line}" for line in self._told if self.state == "applied"]
+        rows += shortened([f"now: {line}" for line in self._told if self.state == "applied"], brief)
         memory = sum(site.undo_bytes for site in sites)
         if not (self.state == "applied" and self._applied is None):
             rows.append(f"undo holds {counted(memory, 'byte')}")
-        if self.proof is not None:
-            rows.append(f"proof: {self.proof}")
-        return "\n".join(rows)
+        return "\n".join(rows if self.proof is None else [*rows, f"proof: {self.proof}"])
 
 
 def _change(rewrite: Rewrite, model: nn.Module, site: Site, undo: ExitStack, where: str) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from normprobe.rewrites.base import Rewrite, Sites
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from normprobe.rewrites.base import Rewrite, Site, Sites
 from normprobe.rewrites.refusals import reasons_of
+
+_SHOWN = 3  # lines of one kind in a brief text
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a module in a list, as a part of a path
 
 
 def counted(count: int, what: str) -> str:
@@ -11,14 +18,44 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def rows_of(rewrite: Rewrite, found: Sites) -> list[str]:
-    """What the rewrite will do at each place, what it refuses and what it notes."""
+def rows_of(rewrite: Rewrite, found: Sites, brief: bool = False) -> list[str]:
+    """What the rewrite will do at each place, what it refuses and what it notes.
+
+    Args:
+        rewrite: the rewrite.
+        found: its places.
+        brief: whether places that differ by numbers of modules alone are one line.
+    """
     stated = "" if rewrite.expect is None else f", {rewrite.expect} expected"
     rows = [f"{rewrite.name}, {rewrite.effect_at(found.sites).value}: {rewrite.describe()}"]
     rows.append(f"  {counted(len(found.sites), 'site')}{stated}, {len(found.refused)} refused")
-    for site in found.sites:
-        rows.append(f"  {site.path}: {site.change}")
-        rows += [f"    edits {name}" for name in site.touched] + [f"    adds {name}" for name in site.added]
-        rows += [f"    drops {name}" for name in site.gone]
+    rows += _together(found.sites) if brief else [row for site in found.sites for row in _site(site)]
     rows += [f"  refused {text}" for text in reasons_of(found.refused)]
     return rows + [f"  note: {note}" for note in found.notes]
+
+
+def shortened(rows: Sequence[str], brief: bool) -> list[str]:
+    """The first rows, and how many more there are."""
+    if not brief or len(rows) <= _SHOWN + 1:
+        return list(rows)
+    return [*rows[:_SHOWN], f"… and {len(rows) - _SHOWN} lines more"]
+
+
+def _site(site: Site, named: Callable[[str], str] = str) -> tuple[str, ...]:
+    """The lines of one place, its names as `named` gives them."""
+    touched, added, gone = (tuple(map(named, names)) for names in (site.touched, site.added, site.gone))
+    rows = [f"  {named(site.path)}: {site.change}"]
+    rows += [f"    edits {name}" for name in touched] + [f"    adds {name}" for name in added]
+    return (*rows, *(f"    drops {name}" for name in gone))
+
+
+def _together(sites: Sequence[Site]) -> list[str]:
+    """The lines of places, those that are equal but for numbers of modules once."""
+    alike: dict[tuple[str, ...], list[Site]] = {}
+    for site in sites:
+        alike.setdefault(_site(site, partial(_NUMBER.sub, "*")), []).append(site)
+    rows: list[str] = []
+    for kind, found in alike.items():
+        first, *more = kind if len(found) > 1 else _site(found[0])
+        rows += [f"{first} ({len(found)} places)" if len(found) > 1 else first, *more]
+    return rows

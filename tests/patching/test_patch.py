@@ -162,7 +162,7 @@ def test_everything_else_comes_along_and_stale_weights_stay(source: Source) -> N
     old, new = contents(folder), contents(found.out)
     assert old.keys() - new.keys() == {"optimizer.pt"}
     assert found.manifest.left_out == ("optimizer.pt",)
-    assert new.keys() - old.keys() == {"normprobe.json"}
+    assert new.keys() - old.keys() == {"normprobe.json", "normprobe-plan.txt"}
     assert [name for name in old.keys() & new.keys() if old[name] != new[name]] == ["model.safetensors"]
 
 
