@@ -280,3 +280,20 @@ def test_a_number_cannot_be_distilled() -> None:
 
     with pytest.raises(RewriteError, match=r"(?s)cannot be distilled.*output of shape \(\)"):
         make_plan(Loss(), [AddQKNorm(start="distilled", steps=2)], {"input_ids": IDS}).apply()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_latent_attention_is_refused(version: int) -> None:
+    import transformers
+
+    kind = getattr(transformers, f"DeepseekV{version}Config")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16}
+    parts = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "vocab_size": 64}
+    routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    config = kind(**sizes, **heads, **parts, **routed, first_k_dense_replace=1)
+    model = getattr(transformers, f"DeepseekV{version}ForCausalLM")(config).eval()
+    plan = make_plan(model, [AddQKNorm()], {"input_ids": torch.arange(12)[None]})
+    [(_, found)] = plan.steps
+    assert found.sites == ()
+    assert [each.path for each in found.refused] == [f"model.layers.{i}.self_attn" for i in range(2)]
