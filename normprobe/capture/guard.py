@@ -75,13 +75,21 @@ def compiles() -> bool:
 
 
 def _run(steps: Iterable[Undo]) -> None:
-    """Take every step, also after one that failed; then raise the first error."""
-    errors = []
-    for step in steps:
+    """Take every step, also after one that failed; then raise the first error.
+
+    One that was interrupted from the keyboard is taken anew: to put a thing back twice is to put it back.
+    """
+    left, errors = list(steps)[::-1], list[BaseException]()
+    while left:
         try:
-            step()
+            while left:
+                left[-1]()
+                left.pop()
         except Exception as error:
             errors.append(error)
+            left.pop()
+        except BaseException as interrupt:
+            errors.append(interrupt)
     if errors:
         raise errors[0]
 

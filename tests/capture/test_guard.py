@@ -159,3 +159,21 @@ def test_memory_exchanged_under_a_buffer() -> None:
         model(torch.ones(2, 3))
     assert model.table is table
     assert torch.equal(table.view(torch.int32), contents.view(torch.int32))
+
+
+def test_a_step_that_is_interrupted_is_taken_again_and_so_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mixed(lambda m: (counts(m), writes_plain_tensors(m), draws(m)))
+    before = Snapshot(model)
+    refill, calls = guard._refill, []
+
+    def interrupted(container: Any, copy: Any) -> None:
+        calls.append(container)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        refill(container, copy)
+
+    monkeypatch.setattr(guard, "_refill", interrupted)
+    with pytest.raises(KeyboardInterrupt), untouched(model), torch.no_grad():
+        model(torch.ones(2, 3))
+    before.assert_kept()
+    assert len(calls) > 3
