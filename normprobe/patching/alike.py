@@ -21,6 +21,7 @@ from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites import Effect, Proof
 from normprobe.rewrites.proof import Baseline
 from normprobe.structure.modelling import base_of
+from normprobe.structure.restore import main_dtype
 from normprobe.targets.heads import model_class
 from normprobe.targets.quiet import quiet
 
@@ -132,16 +133,12 @@ def _empty(kind: type[Any], config: Any, like: nn.Module) -> nn.Module:
     except Exception as error:  # the code of the class raises what it likes; the reason is shown
         what = f"no {kind.__name__} can be built from the configuration of {type(like).__name__}"
         raise CheckpointError(what, found=f"{type(error).__name__}: {error}") from error
-    return made.to(_dtype(like)).eval()
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return made.to(main_dtype(like)).eval()
 
 
 def _filled(kind: type[Any], config: Any, ours: Side, theirs: Side, origins: Origins) -> Any:
     """The model with the tensors of `ours` in their places."""
-    dtype = _dtype(ours.model)
+    dtype = main_dtype(ours.model)
     state: dict[str, Tensor] = {
         name: torch.zeros(theirs.tensors[name].shape, dtype=dtype) if old is None else ours.tensors[old].detach()
         for name, old in origins.items()

@@ -54,12 +54,14 @@ def trained(rank: int, file: str) -> None:
     assert not torch.equal(gain, torch.ones_like(gain)), "it was not trained"
     assert torch.equal(*both), "the processes drift apart"
     distributed.barrier()
+    Path(f"{file}-{rank}").write_text("alike")
     os._exit(0)  # threads of gloo may still run, and taking them down now and then ends the process by a signal
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="files as a meeting point")
 def test_what_is_rewritten_before_it_is_wrapped_trains_alike_on_two_processes(tmp_path: Path) -> None:
     multiprocessing.spawn(trained, args=(str(tmp_path / "meet"),), nprocs=2)
+    assert [(tmp_path / f"meet-{rank}").read_text() for rank in range(2)] == ["alike", "alike"]
 
 
 def test_parameters_are_exchanged_nowhere_inside_a_wrapper(tmp_path: Path) -> None:
