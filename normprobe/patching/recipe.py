@@ -98,7 +98,7 @@ def made(name: str, values: Mapping[str, Any]) -> Rewrite:
     try:
         return _made(name, values)
     except _Refused as error:
-        raise SettingError(error.what, expected=error.expected, found=error.found, hint=error.hint) from error
+        raise SettingError(error.what, expected=error.expected, found=error.found, hint=error.hint) from None
 
 
 def _row(path: Path, text: str, number: int, row: Mapping[str, Any]) -> Rewrite:
@@ -109,7 +109,7 @@ def _row(path: Path, text: str, number: int, row: Mapping[str, Any]) -> Rewrite:
         return _made(row["name"], values)
     except _Refused as error:
         key = "name" if error.key is None and "name" in row else error.key
-        raise _at(path, text, (_TABLES, number, *([] if key is None else [key])), error) from error
+        raise _at(path, text, (_TABLES, number, *([] if key is None else [key])), error) from None
 
 
 def _at(path: Path, text: str, place: tuple[str | int, ...], error: _Refused) -> SettingError:
@@ -142,12 +142,9 @@ def _made(name: str, values: Mapping[str, Any]) -> Rewrite:
         return adapter.validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        raise _Refused(
-            str(first["loc"][0]) if first["loc"] else None,
-            f"{kind.name} cannot be made",
-            first["msg"],
-            f"{first.get('input')!r:.80}",
-        ) from error
+        setting = str(first["loc"][0]) if first["loc"] else None
+        what = f"{kind.name} cannot be made" + (f": its setting {setting}" if setting else "")
+        raise _Refused(setting, what, first["msg"], f"{first.get('input')!r:.80}") from error
     except NormprobeError as error:
         which = next((each for each in values if each in (error.expected or "")), None)
         raise _Refused(which, error.message, error.expected, error.found, error.hint) from error
