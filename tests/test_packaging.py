@@ -150,7 +150,8 @@ def planned(root: Path, target: str, venv: Path) -> list[str]:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     command = ["make", "--no-print-directory", "-n", target, f"VENV={venv}", "PYTHON=python-of-choice"]
-    environment = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL"}}
+    given = {"MAKEFLAGS", "MAKELEVEL", "WORKERS"}  # to the make that runs this test
+    environment = {key: value for key, value in os.environ.items() if key not in given}
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, env=environment)
     return [line.replace(str(venv), "VENV") for line in done.stdout.splitlines()]
 
@@ -173,7 +174,7 @@ def test_make_test_installs_with_constraints_and_then_checks(root: Path, tmp_pat
         "VENV/bin/ruff check .",
         "VENV/bin/ruff format --check .",
         "VENV/bin/mypy",
-        "VENV/bin/pytest",
+        "VENV/bin/pytest --numprocesses 2 --dist worksteal",
     ]
 
 
