@@ -60,6 +60,10 @@ class Header:
         """Bytes of all values."""
         return max((entry.end for entry in self.entries.values()), default=0)
 
+    def range_of(self, entry: Entry) -> tuple[int, int]:
+        """Where the bytes of a tensor begin and end in the file."""
+        return self.size + entry.start, self.size + entry.end
+
 
 def read_header(path: Path) -> Header:
     """The header of the safetensors file `path`, which has been found whole before.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,9 +15,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from normprobe.checkpoints.digest import digest, parts_in
 from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.header import Header, read_header
-from normprobe.checkpoints.shard import CHUNK
 from normprobe.checkpoints.weights import INDEXES, Weights, find_weights, read_json, shard_names
 from normprobe.errors import CheckpointError
 
@@ -147,7 +146,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def hashing(opened: Opened) -> Iterator[Future[str]]:
-    """SHA-256 over the weight files, in order, beside the work of the block; given up where the block ends before."""
+    """The sum over the weight files, in order, beside the work of the block; given up where the block ends before."""
     over = Event()
     with ThreadPoolExecutor(1, "normprobe-hash") as pool:
         try:
@@ -157,9 +156,11 @@ def hashing(opened: Opened) -> Iterator[Future[str]]:
 
 
 def _hash(files: Sequence[Path], over: Event) -> str:
-    digest = hashlib.sha256()
+    total = digest()
     for path in files:
-        with path.open("rb") as stream:
-            while not over.is_set() and (part := stream.read(CHUNK)):
-                digest.update(part)
-    return digest.hexdigest()
+        with path.open("rb", buffering=0) as stream:
+            for part in parts_in(stream, 0, path.stat().st_size):
+                if over.is_set():
+                    return ""
+                total.update(part)
+    return total.hexdigest()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor
 
+from normprobe.checkpoints.behind import Behind
+from normprobe.checkpoints.digest import parts_in
 from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.header import laid_out, read_header
 from normprobe.checkpoints.opened import Opened
-from normprobe.checkpoints.shard import ShardWriter, Told, parts_in, read_back
+from normprobe.checkpoints.shard import ShardWriter, Told, read_back
 from normprobe.checkpoints.weights import SAFE, SAFE_INDEX
 from normprobe.errors import CheckpointError
 
@@ -83,19 +86,38 @@ class Output:
         self._places = {name: file for file, rooms in layout.items() for name in rooms}
         self._stack = ExitStack()
         self._writers: dict[str, ShardWriter] = {}
+        self._behind: Behind[Tensor | None] = Behind()
         for file, rooms in layout.items():
             header = laid_out({n: (r.dtype, r.shape, r.nbytes) for n, r in rooms.items()}, source.metadata)
             writer = ShardWriter(folder / file, header)
             self._stack.callback(writer.close)
             self._writers[file] = writer
+        self._stack.callback(self._behind.close)
 
-    def put(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Write a tensor, again if need be.
+    def put(self, name: str, tensor: Tensor, then: Callable[[Tensor | None], object] = lambda mapped: None) -> None:
+        """Write a tensor, again if need be, while the caller goes on.
 
-        Returns:
-            The same values mapped from the file, so that `tensor` need not be kept; None where they do not lie so that
-            they could be.
+        Args:
+            name: in the file.
+            tensor: its values, which stay as they are until `then` is called, or are put again.
+            then: gets the same values mapped from the file, so that `tensor` need not be kept; None where they do not
+                lie so that they could be. It is called in the caller's thread, at the next `put`, `settle` or `finish`.
+
+        Raises:
+            OSError: the disk refused this or the tensor before.
+            CheckpointError: this or the tensor before is of another form than the file has room for.
         """
+        self._behind.do(partial(self._put, name, tensor), then)
+
+    def settle(self) -> None:
+        """Wait until everything that was put is written.
+
+        Raises:
+            As `put`.
+        """
+        self._behind.settle()
+
+    def _put(self, name: str, tensor: Tensor) -> Tensor | None:
         file = self._places[name]
         writer = self._writers[file]
         again = name in writer.sums
@@ -107,7 +129,7 @@ class Output:
         """By a mapping of its own: in one that others are written to, a page shared with them would stay as it was."""
         header = self._writers[file].header
         entry = header.entries[name]
-        start, end = header.size + entry.start, header.size + entry.end
+        start, end = header.range_of(entry)
         if entry.nbytes < _WORTH_IT or start % tensor.element_size():
             return None
         mapped = torch.from_file(str(self.folder / file), shared=False, size=end, dtype=torch.uint8)
@@ -117,11 +139,12 @@ class Output:
         """Copy what is missing, wait for the disk, read everything back, and write the index.
 
         Returns:
-            SHA-256 of every tensor of every file.
+            The sum over every tensor of every file.
 
         Raises:
             CheckpointError: a tensor is neither put nor in the source, or reads back as something else.
         """
+        self.settle()
         missing = {file: self._missing(file) for file in self.layout}
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "normprobe-write") as pool:
             found = {file: pool.submit(self._finished, writer, missing[file]) for file, writer in self._writers.items()}
@@ -147,7 +170,7 @@ class Output:
         return missing
 
     def _finished(self, writer: ShardWriter, missing: list[str]) -> dict[str, str]:
-        """Copy what is missing from where it lies in the source; SHA-256 of every tensor as the disk has it."""
+        """Copy what is missing from where it lies in the source; the sum over every tensor as the disk has it."""
         if self.source.safe:
             self._copy_bytes(writer, missing)
         else:
@@ -160,10 +183,10 @@ class Output:
         places = {name: path for path in self.source.files for name in self.source.layout[path.name]}
         for path in dict.fromkeys(places[name] for name in names):
             header = read_header(path)
-            with path.open("rb") as stream:
+            with path.open("rb", buffering=0) as stream:
                 for name in (each for each in names if places[each] == path):
                     entry = header.entries[self.source.stored.get(name, name)]
-                    writer.put_bytes(name, parts_in(stream, header, entry), self.told)
+                    writer.put_bytes(name, parts_in(stream, *header.range_of(entry)), self.told)
 
     def _write_index(self) -> None:
         total = sum(room.nbytes for rooms in self.layout.values() for room in rooms.values())

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from normprobe.checkpoints.digest import PART, digest, parts_in
 from normprobe.checkpoints.dtypes import name_of
-from normprobe.checkpoints.header import Entry, Header, encoded, read_header
+from normprobe.checkpoints.header import Header, encoded, read_header
 from normprobe.errors import CheckpointError
-
-CHUNK = 1 << 23  # bytes written at a time
 
 Buffer: TypeAlias = "bytes | memoryview"
 Told = Callable[[int], object]  # is told of bytes that are done
@@ -36,7 +33,7 @@ class ShardWriter:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
-        self.sums: dict[str, int] = {}
+        self.sums: dict[str, str] = {}
         self._file = path.open("xb", buffering=0)
         try:
             _reserve(self._file.fileno(), header.size + header.values)
@@ -63,17 +60,19 @@ class ShardWriter:
         Raises:
             CheckpointError: their number is another one, or the tensor is written already.
         """
-        entry, total, done = self.header.entries[name], 0, 0
+        entry, total, done = self.header.entries[name], digest(), 0
         if name in self.sums:
             raise CheckpointError(f"{self.path}: {name} is written already")
         for part in parts:
             self._write(part, self.header.size + entry.start + done, entry.nbytes - done)
-            total, done = zlib.crc32(part, total), done + len(part)
+            total.update(part)
+            done += len(part)
             told(len(part))
         if done != entry.nbytes:
             expected, found = f"{entry.nbytes} bytes", f"{done} or more"
             raise CheckpointError(f"{self.path}: cannot write {name}", expected=expected, found=found)
-        self.sums[name] = total
+        _start_flush(self._file.fileno(), self.header.size + entry.start, done)
+        self.sums[name] = total.hexdigest()
 
     def finish(self) -> None:
         """Wait until the disk has it all.
@@ -100,7 +99,7 @@ class ShardWriter:
 
 
 def read_back(writer: ShardWriter, told: Told = lambda done: None) -> dict[str, str]:
-    """SHA-256 of every tensor of a finished file, after a look whether it holds what was written.
+    """Sums over every tensor of a finished file, after a look whether it holds what was written.
 
     Raises:
         CheckpointError: names, dtypes, shapes or values are others.
@@ -108,31 +107,30 @@ def read_back(writer: ShardWriter, told: Told = lambda done: None) -> dict[str, 
     header = read_header(writer.path)
     if dict(header.entries) != dict(writer.header.entries) or dict(header.metadata) != dict(writer.header.metadata):
         raise CheckpointError(f"{writer.path}: read back with another header", hint="the disk may be failing")
-    hashes = {}
-    with writer.path.open("rb") as stream:
+    found = sums_in(writer.path, header, told)
+    for name, total in found.items():
+        if total != writer.sums[name]:
+            what = f"{writer.path}: {name} reads back as other values"
+            raise CheckpointError(what, hint="the disk may be failing")
+    return found
+
+
+def sums_in(path: Path, header: Header, told: Told = lambda done: None) -> dict[str, str]:
+    """The sum over the values of every tensor of a file."""
+    found = {}
+    with path.open("rb", buffering=0) as stream:
         for name, entry in header.entries.items():
-            total, digest = 0, hashlib.sha256()
-            for part in parts_in(stream, header, entry):
-                total = zlib.crc32(part, total)
-                digest.update(part)
+            total = digest()
+            for part in parts_in(stream, *header.range_of(entry)):
+                total.update(part)
                 told(len(part))
-            if total != writer.sums[name]:
-                what = f"{writer.path}: {name} reads back as other values"
-                raise CheckpointError(what, hint="the disk may be failing")
-            hashes[name] = digest.hexdigest()
-    return hashes
-
-
-def parts_in(stream: BinaryIO, header: Header, entry: Entry) -> Iterator[bytes]:
-    """The values of one tensor of an open file, part by part."""
-    for start in range(entry.start, entry.end, CHUNK):
-        stream.seek(header.size + start)
-        yield stream.read(min(CHUNK, entry.end - start))
+            found[name] = total.hexdigest()
+    return found
 
 
 def parts_of(values: Buffer) -> Iterator[Buffer]:
     """Values in memory, part by part."""
-    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
+    return (values[start : start + PART] for start in range(0, len(values), PART))
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -147,3 +145,9 @@ def _reserve(file: int, size: int) -> None:
         os.posix_fallocate(file, 0, size)
     else:
         os.ftruncate(file, size)
+
+
+def _start_flush(file: int, start: int, size: int) -> None:
+    """Let the disk begin with these bytes, where the system can be asked to, so that less is left to wait for."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, size, os.POSIX_FADV_DONTNEED)  # Linux writes what is dirty, and keeps it

@@ -96,7 +96,7 @@ def add_reports(part: Path, reports: Sequence[Report | None], plans: Sequence[Pl
 def add_manifest(
     part: Path,
     subject: Subject,
-    sha256: str,
+    source_sum: str,
     plans: Sequence[Plan],
     proof: Proof | None,
     told: Told,
@@ -104,7 +104,7 @@ def add_manifest(
     """What the folder says of itself; the last file."""
     manifest = Manifest(
         versions=versions(),
-        source=Source(name=subject.name, revision=subject.revision, sha256=sha256),
+        source=Source(name=subject.name, revision=subject.revision, xxh3_128=source_sum),
         steps=tuple(_step(rewrite, found) for plan in plans for rewrite, found in plan.steps),
         inputs=subject.described,
         proof=proof,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from normprobe.checkpoints.digest import digest_of
 from normprobe.errors import CheckpointError
 from normprobe.records.base import Record
 from normprobe.rewrites import Proof
@@ -23,12 +23,12 @@ class Source(Record):
     Attributes:
         name: as it was given.
         revision: commit of a hub repository; None for a folder.
-        sha256: of its weight files, one after the other.
+        xxh3_128: of its weight files, one after the other.
     """
 
     name: str
     revision: str | None = None
-    sha256: str
+    xxh3_128: str
 
 
 class Step(Record):
@@ -79,8 +79,8 @@ class Manifest(Record):
         became: what it was written as; None for the architecture that it was.
         loads: "plain": any program that knows the architecture; "code": by one of the ways that need its changes.
         left_out: files of the source that hold weights as they were before.
-        tensors: SHA-256 of the values of every tensor, by file.
-        files: SHA-256 of every other file.
+        tensors: XXH3 (128 bits) of the values of every tensor, by file.
+        files: that of every other file.
     """
 
     schema_: Literal["normprobe-patch/1"] = SCHEMA
@@ -112,19 +112,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def hashes_of(folder: Path, but: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of every file in `folder` except those named and the manifest, by path in the folder."""
+    """XXH3 of every file in `folder` except those named and the manifest, by path in the folder."""
     found = {}
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         name = path.relative_to(folder).as_posix()
         if name not in but and name != NAME:
-            found[name] = hash_of(path)
+            found[name] = digest_of(path)
     return found
-
-
-def hash_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while part := stream.read(1 << 23):
-            digest.update(part)
-    return digest.hexdigest()

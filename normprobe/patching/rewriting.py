@@ -51,6 +51,7 @@ def _baseline(subject: Subject, rewrites: Sequence[Rewrite], options: PatchOptio
 def _applied(subject: Subject, rewrite: Rewrite, writing: Writing, tell: Tell) -> Plan:
     tell(rewrite.name, 0, 0)
     plan = make_plan(subject.model, [rewrite], subject.inputs).apply(done=writing.changed, room=room())
+    writing.settle()
     if type(rewrite).fit is not Rewrite.fit:
         writing.noted(site for _, found in plan.steps for site in found.sites)
     return plan

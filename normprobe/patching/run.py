@@ -99,11 +99,11 @@ def patch(
     notes = recover(out)
     check_place(out, located(checkpoint, options.target)[0], overwrite=options.overwrite)
     reading = options.reading(rewrites)
-    with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as sha256:
+    with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as source_sum:
         told("audit", 0, 0)
         before = _audit(subject.model, subject, options.level)
         with staged(out, overwrite=options.overwrite) as part:
-            plans, after, manifest = _made(part, subject, source, sha256, rewrites, before, options, told)
+            plans, after, manifest = _made(part, subject, source, source_sum, rewrites, before, options, told)
     return Patched(out, plans, before, after, manifest, (*notes, *subject.notes))
 
 
@@ -127,7 +127,7 @@ def _made(
     part: Path,
     subject: Subject,
     source: Opened,
-    sha256: Future[str],
+    source_sum: Future[str],
     rewrites: Sequence[Rewrite],
     before: Report | None,
     options: PatchOptions,
@@ -151,7 +151,7 @@ def _made(
     after = _audit(loaded, subject, options.level)
     folder.add_reports(part, (before, after), plans)
     told = folder.Told(code, tensors, left, became)
-    manifest = folder.add_manifest(part, subject, sha256.result(), plans, proof, told)
+    manifest = folder.add_manifest(part, subject, source_sum.result(), plans, proof, told)
     return plans, after, manifest
 
 

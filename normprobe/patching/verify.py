@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from normprobe.checkpoints.header import read_header
-from normprobe.checkpoints.shard import parts_in
+from normprobe.checkpoints.shard import sums_in
 from normprobe.checkpoints.staging import recover
 from normprobe.checkpoints.weights import read_keys
 from normprobe.errors import NormprobeError
@@ -68,7 +67,7 @@ def _weights(folder: Path, manifest: Manifest, tell: Tell) -> Iterator[str]:
             continue
         try:
             read_keys(path)
-            found = _hashes(path)
+            found = sums_in(path, read_header(path))
         except NormprobeError as error:
             yield str(error)
             continue
@@ -78,14 +77,3 @@ def _weights(folder: Path, manifest: Manifest, tell: Tell) -> Iterator[str]:
                 yield f"{path.name}: {name}: {what}"
         done += path.stat().st_size
         tell("verify", done, total)
-
-
-def _hashes(path: Path) -> dict[str, str]:
-    header, found = read_header(path), {}
-    with path.open("rb") as stream:
-        for name, entry in header.entries.items():
-            digest = hashlib.sha256()
-            for part in parts_in(stream, header, entry):
-                digest.update(part)
-            found[name] = digest.hexdigest()
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -49,17 +50,19 @@ class Writing:
         self._output = Output(folder, self._layout(None), source, told)
 
     def changed(self, site: Site) -> None:
-        """Write what was changed at a site, and map it from where it lies now."""
+        """Write what was changed at a site, and map it from there once it is written."""
         self._touched.update((*site.touched, *site.added))
         held = dict(self.model.named_parameters(remove_duplicate=False))
         for name in site.touched:
             stored, parameter = self._stored.get(name), held.get(name)
             if stored is None or parameter is None:
                 continue
-            mapped = self._output.put(stored, parameter.data)
+            self._output.put(stored, parameter.data, partial(_let_go, parameter, parameter.data))
             self._put.add(stored)
-            if mapped is not None:
-                parameter.data = mapped
+
+    def settle(self) -> None:
+        """Wait until everything that was changed is written and mapped."""
+        self._output.settle()
 
     def noted(self, sites: Iterable[Site]) -> None:
         """Say of sites that they were changed elsewhere, or once more after `changed`."""
@@ -92,7 +95,7 @@ class Writing:
         """Everything that is not yet on the disk.
 
         Returns:
-            SHA-256 of every tensor of every file.
+            The sum over every tensor of every file.
         """
         state = saved_state(self.model, self.source, self._prefix)
         layout = self._layout(state)
@@ -173,6 +176,12 @@ def saved_state(model: nn.Module, source: Opened, prefix: str) -> dict[str, Tens
     with torch.no_grad():
         found = revert_weight_conversion(model, kept)  # type: ignore[arg-type]
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+def _let_go(parameter: nn.Parameter, written: Tensor, mapped: Tensor | None) -> None:
+    """Keep the values of a parameter on the disk alone, if they are still those that were written."""
+    if mapped is not None and key_of(parameter) == key_of(written):
+        parameter.data = mapped
 
 
 def _prefix(stored: Mapping[str, str]) -> str:

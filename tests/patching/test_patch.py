@@ -228,4 +228,4 @@ def test_the_manifest_says_what_was_done(source: Source) -> None:
     assert manifest.proof is not None
     assert manifest.versions.keys() >= {"normprobe", "torch", "transformers", "python"}
     assert manifest.source.name == str(folder)
-    assert len(manifest.source.sha256) == 64
+    assert len(manifest.source.xxh3_128) == 32

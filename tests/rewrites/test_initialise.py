@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.rewrites import Initialise, load, make_plan
-from normprobe.rewrites.edits import PART
+from normprobe.rewrites.initialise.draw import BLOCK
 from normprobe.rewrites.initialise.schemes import kaiming_gain
 from normprobe.theory import deepnorm
 from tests.rewrites.cases import snapshot
@@ -246,19 +248,29 @@ def test_a_choice_that_names_nothing_is_an_error() -> None:
         applied(built("Llama"), Initialise("gpt2", only="model.layer.*"))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("scheme", ["gpt2", "xavier"])
-@pytest.mark.parametrize("rows", [1, 4096, 3 * PART // 17 + 1])
-def test_a_large_weight_is_drawn_as_one_call_would_draw_it(scheme: str, rows: int) -> None:
-    """It is drawn part by part, which gives the values of torch's generator in their order; a last part of a few would
-    not."""
-    assert (3 * PART // 17 + 1) * 17 % PART < 16
-    model = nn.Sequential(nn.Linear(17, rows, bias=False))
-    applied(model, Initialise(scheme, seed=4), torch.randn(2, 17))
-    generator = torch.Generator().manual_seed(zlib.crc32(b"4 0.weight"))
-    whole = torch.empty(rows, 17)
-    if scheme == "gpt2":
-        whole.normal_(0.0, 1.0, generator=generator).mul_(0.02)
-    else:
-        bound = math.sqrt(3) * math.sqrt(2 / (17 + rows))
-        whole.uniform_(-bound, bound, generator=generator)
-    assert torch.equal(model[0].weight.detach(), whole)
+@pytest.mark.parametrize("rows", [1, 4096, 3 * BLOCK // 1024 + 1])
+def test_a_weight_is_drawn_block_by_block_by_as_many_generators(scheme: str, rows: int, threads: int) -> None:
+    model = nn.Sequential(nn.Linear(1024, rows, bias=False))
+    with threads_of_torch(threads):
+        applied(model, Initialise(scheme, seed=4), torch.randn(2, 1024))
+    whole = torch.empty(rows * 1024)
+    for number, block in enumerate(whole.split(BLOCK)):
+        generator = torch.Generator().manual_seed(zlib.crc32(f"4 0.weight{f' {number}' * bool(number)}".encode()))
+        if scheme == "gpt2":
+            block.normal_(0.0, 0.02, generator=generator)
+        else:
+            bound = math.sqrt(3) * math.sqrt(2 / (1024 + rows))
+            block.uniform_(-bound, bound, generator=generator)
+    assert torch.equal(model[0].weight.detach().reshape(-1), whole)
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from normprobe.records import WeightSite
-from normprobe.rewrites.edits import PART, parts_of
+from normprobe.rewrites.edits import parts_of
 from normprobe.rewrites.initialise.schemes import Draw
+from normprobe.rewrites.threads import side_by_side
+
+BLOCK = 1 << 20  # values that one generator draws
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Iterator[
         drawings: the distributions, which together have all rows.
         seed: together with the parameter's name it decides the values, so that a choice of weights changes no other.
     """
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.parameter}".encode()))  # it takes 32 bits
     if len(drawings) == 1 and drawings[0].rows is None and drawings[0].draw.distribution != "orthogonal":
-        return _parts(math.prod(site.shape), site, drawings[0].draw, generator)
+        return _blocks(math.prod(site.shape), site, drawings[0].draw, seed)
+    generator = _generator(f"{seed} {site.parameter}")
     values = torch.empty(tuple(site.shape))
     for drawing in drawings:
         rows = torch.arange(values.shape[site.output_axis]) if drawing.rows is None else torch.tensor(drawing.rows)
@@ -43,16 +46,20 @@ def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Iterator[
     return parts_of(values)
 
 
-def _parts(count: int, site: WeightSite, draw: Draw, generator: torch.Generator) -> Iterator[Tensor]:
-    """The values that one call for all of them would draw: normal ones come by 16 (no part but a whole tensor is
-    smaller), and the last 16 are drawn again where they are no full 16."""
-    start = 0
-    while start < count:
-        end = count if count - start < 2 * PART else start + PART
-        part = torch.empty(end - start)
-        _fill(part, site, draw, generator)
-        yield part
-        start = end
+def _blocks(count: int, site: WeightSite, draw: Draw, seed: int) -> Iterator[Tensor]:
+    """Blocks of `BLOCK` values, each by a generator of its own, so that threads draw them side by side."""
+
+    def block(start: int) -> Tensor:
+        name = f"{seed} {site.parameter}" + (f" {start // BLOCK}" if start else "")
+        values = torch.empty(min(BLOCK, count - start))
+        _fill(values, site, draw, _generator(name))
+        return values
+
+    return side_by_side(block, range(0, count, BLOCK), torch.get_num_threads())
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))  # it takes 32 bits
 
 
 def _fill(values: Tensor, site: WeightSite, draw: Draw, generator: torch.Generator) -> None:
@@ -61,11 +68,12 @@ def _fill(values: Tensor, site: WeightSite, draw: Draw, generator: torch.Generat
     elif draw.distribution == "uniform":
         bound = math.sqrt(3) * draw.std
         values.uniform_(-bound, bound, generator=generator)
-    else:
+    elif draw.distribution == "orthogonal":
         values.normal_(0.0, 1.0, generator=generator)
-        if draw.distribution == "orthogonal":
-            _orthogonalise(values, site)
+        _orthogonalise(values, site)
         values.mul_(draw.std)
+    else:
+        values.normal_(0.0, draw.std, generator=generator)
 
 
 def _orthogonalise(values: Tensor, site: WeightSite) -> None:
