@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from xxhash import xxh3_128
 
 from normprobe.checkpoints import digest as sums
@@ -14,7 +15,8 @@ from normprobe.checkpoints import opened as module
 from normprobe.checkpoints.opened import hashing, opened
 from normprobe.patching.options import FEW, PatchOptions
 from normprobe.patching.run import patch
-from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, QKClip, Rewrite, SetEps
+from normprobe.patching.writing import Writing
+from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, QKClip, Rewrite, SetEps, Site
 from normprobe.targets.options import TargetOptions
 from tests.patching.checkpoints import llama
 
@@ -74,3 +76,26 @@ def test_the_row_is_short_where_nothing_is_measured_on_it(
     rewrites: list[Rewrite], options: PatchOptions, tokens: int | None
 ) -> None:
     assert options.reading(rewrites).tokens == tokens
+
+
+def test_values_that_came_while_others_were_written_stay(tmp_path: Path) -> None:
+    name = "model.embed_tokens.weight"
+    config = llama().config
+    config.vocab_size = 2048
+    type(llama())(config).save_pretrained(tmp_path / "large")
+    (tmp_path / "part").mkdir()
+    with opened(tmp_path / "large") as source:
+        model = type(llama()).from_pretrained(None, config=config, state_dict=dict(source.tensors))
+        writing = Writing(tmp_path / "part", model, source, None, lambda done: None)
+        parameter = model.get_parameter(name)
+        parameter.data = torch.ones_like(parameter)
+        writing.changed(Site("model.embed_tokens", "", (name,), forward=False))
+        parameter.data = torch.full_like(parameter, 2.0)
+        writing.settle()
+        assert bool((parameter == 2.0).all())
+        writing.changed(Site("model.embed_tokens", "", (name,), forward=False))
+        before = parameter.data_ptr()
+        writing.settle()
+        assert parameter.data_ptr() != before
+        assert bool((parameter == 2.0).all())
+        writing.close()
