@@ -49,7 +49,7 @@ class PatchOptions:
     def reading(self, rewrites: Sequence[Rewrite]) -> TargetOptions:
         """How the checkpoint is read: where nothing is measured on the inputs, a short row proves as much as a long
         one, and runs sooner."""
-        read = self.target
+        read = replace(self.target, own_weights=True)
         measured = self.level or self.mend or any(map(_measures, rewrites))
         given = read.tokens is not None or read.text is not None or read.text_file is not None
         return read if measured or given else replace(read, tokens=FEW)

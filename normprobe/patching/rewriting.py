@@ -10,7 +10,7 @@ from normprobe.mending import mend
 from normprobe.patching.built import Subject
 from normprobe.patching.options import PatchOptions, Tell, room
 from normprobe.patching.writing import Writing
-from normprobe.rewrites import Effect, Plan, Proof, Rewrite, make_plan
+from normprobe.rewrites import Effect, Plan, Proof, Rewrite, Site, make_plan
 from normprobe.rewrites.base import Survey
 from normprobe.rewrites.proof import Baseline
 
@@ -50,8 +50,18 @@ def _baseline(subject: Subject, rewrites: Sequence[Rewrite], options: PatchOptio
 
 def _applied(subject: Subject, rewrite: Rewrite, writing: Writing, tell: Tell) -> Plan:
     tell(rewrite.name, 0, 0)
-    plan = make_plan(subject.model, [rewrite], subject.inputs).apply(done=writing.changed, room=room())
-    writing.settle()
+    plan = make_plan(subject.model, [rewrite], subject.inputs)
+    left = sum(len(found.sites) for _, found in plan.steps)
+
+    def done(site: Site) -> None:
+        nonlocal left
+        writing.changed(site)
+        left -= 1
+        if not left:
+            writing.settle()
+            tell("proof", 0, 0)
+
+    plan.apply(done=done, room=room())
     if type(rewrite).fit is not Rewrite.fit:
         writing.noted(site for _, found in plan.steps for site in found.sites)
     return plan

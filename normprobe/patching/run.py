@@ -97,11 +97,10 @@ def patch(
     if options.as_type is not None:
         config_class(options.as_type)
     notes = recover(out)
-    check_place(out, located(checkpoint, options.target)[0], overwrite=options.overwrite)
     reading = options.reading(rewrites)
+    check_place(out, located(checkpoint, reading)[0], overwrite=options.overwrite)
     with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as source_sum:
-        told("audit", 0, 0)
-        before = _audit(subject.model, subject, options.level)
+        before = _audit(subject.model, subject, options.level, told)
         with staged(out, overwrite=options.overwrite) as part:
             plans, after, manifest = _made(part, subject, source, source_sum, rewrites, before, options, told)
     return Patched(out, plans, before, after, manifest, (*notes, *subject.notes))
@@ -148,7 +147,7 @@ def _made(
     if became is not None:
         check_tokens(part, subject.tokenizer, trust=options.target.trust_remote_code)
     loaded = _loaded(part, subject, tell)
-    after = _audit(loaded, subject, options.level)
+    after = _audit(loaded, subject, options.level, tell)
     folder.add_reports(part, (before, after), plans)
     told = folder.Told(code, tensors, left, became)
     manifest = folder.add_manifest(part, subject, source_sum.result(), plans, proof, told)
@@ -194,8 +193,11 @@ def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
     return model
 
 
-def _audit(model: nn.Module, subject: Subject, level: Level | None) -> Report | None:
-    return None if level is None else probe(model, subject.inputs, level=level)
+def _audit(model: nn.Module, subject: Subject, level: Level | None, tell: Tell) -> Report | None:
+    if level is None:
+        return None
+    tell("audit", 0, 0)
+    return probe(model, subject.inputs, level=level)
 
 
 def _counted(total: int, tell: Tell) -> Callable[[int], Any]:

@@ -30,7 +30,7 @@ def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "
     tokenizer, note = read_tokenizer(folder, trust=options.trust_remote_code)
     if weights is None:
         if not skip:
-            _refuse_other_weights(folder)
+            _refuse_other_weights(folder, options)
         built = build_config(config, options, name, source if skip else "config")
     else:
         built = _with_weights(folder, config, options, name, source, weights.safe)
@@ -44,7 +44,7 @@ def _with_weights(folder: Path, config: Any, options: TargetOptions, name: str, 
     return load_pretrained(loader, folder, config, options, name, source, use_safetensors=safe, **extra)
 
 
-def _refuse_other_weights(folder: Path) -> None:
+def _refuse_other_weights(folder: Path, options: TargetOptions) -> None:
     """A folder with weights under other names is not a bare configuration: random weights would mislead."""
     suffixes = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
     others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in suffixes)
@@ -53,7 +53,7 @@ def _refuse_other_weights(folder: Path) -> None:
             f"{folder}: no weights under a name that transformers reads",
             expected="model.safetensors or model.safetensors.index.json",
             found=", ".join(others[:5]),
-            hint="--config-only for random weights; name a .gguf file itself",
+            hint=options.hint("--config-only for random weights", "name a .gguf file itself"),
         )
 
 

@@ -110,7 +110,7 @@ def _find(name: str, options: TargetOptions) -> Repository:
     except errors.GatedRepoError as error:
         raise TargetError(
             f"{wanted}: the hub asks for its licence to be accepted first",
-            hint=f"hf auth login; {_hint(name, options)}",
+            hint=options.hint("hf auth login", _hint(name, options)),
         ) from error
     except errors.RevisionNotFoundError as error:
         raise TargetError(f"{name}: the hub has no revision {revision!r} of it", hint="--revision main") from error
@@ -119,7 +119,7 @@ def _find(name: str, options: TargetOptions) -> Repository:
             f"{name}: not found",
             expected=_expected(options),
             found=f"no file or folder of that name, and no such (public) repository on {_endpoint()}",
-            hint=f"hf auth login for a private one; {_hint(name, options)}",
+            hint=options.hint("hf auth login for a private one", _hint(name, options)),
         ) from error
     except Exception as error:
         return Repository(name, revision, _why_offline(error))
@@ -160,11 +160,11 @@ def _fetch_weights(repository: Repository, options: TargetOptions) -> None:
     if options.allow_pickle and repository.fetch(PICKLE) is not None:
         return
     where = "the local cache" if repository.offline else "the hub repository"
-    pickles = "" if options.allow_pickle else f"; --allow-pickle reads a {PICKLE} where there is one"
+    pickles = "" if options.allow_pickle else f"--allow-pickle reads a {PICKLE} where there is one"
     raise TargetError(
         f"{repository.name}: no weights in {where}",
         expected=f"{SAFE} or {SAFE_INDEX}",
-        hint=f"--config-only for random weights{pickles}",
+        hint=options.hint("--config-only for random weights", pickles),
     )
 
 
@@ -183,7 +183,7 @@ def _unreachable(repository: Repository, options: TargetOptions) -> TargetError:
             f"no file or folder of that name; not in the hub's local cache; "
             f"{_endpoint()} not reached ({repository.offline})"
         ),
-        hint=_hint(repository.name, options),
+        hint=options.hint(_hint(repository.name, options)),
     )
 
 

@@ -28,6 +28,7 @@ class TargetOptions:
         tokens: length of each row for a language model; None for 512, or fewer where the model takes fewer.
         batch: number of rows.
         seed: seed of random weights and random inputs.
+        own_weights: a model with random weights would not do, so that no message offers one.
 
     Raises:
         SettingError: a number is out of range, or both `text` and `text_file` are given.
@@ -45,6 +46,7 @@ class TargetOptions:
     tokens: int | None = None
     batch: int = 1
     seed: int = 0
+    own_weights: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that no model can be run with."""
@@ -53,6 +55,11 @@ class TargetOptions:
                 raise SettingError(f"{name} is out of range", expected="1 or more", found=str(value))
         if self.text is not None and self.text_file is not None:
             raise SettingError("text and text_file are both given", hint="give one of them")
+
+    def hint(self, *ways: str) -> str | None:
+        """Ways out in one line, without those by `--config-only` where random weights would not do."""
+        open_ways = [way for way in ways if way and not (self.own_weights and way.startswith("--config-only"))]
+        return "; ".join(open_ways) or None
 
     def refuse(self, why: str, *names: str) -> None:
         """Say that one of the options `names` was given and would have no effect.

@@ -43,7 +43,7 @@ def load_pretrained(
             f"{name}: transformers cannot load this checkpoint",
             found=f"{type(error).__name__}: {error}",
         ) from error
-    _check_shapes(name, report)
+    _check_shapes(name, report, options)
     missing, unexpected = (tuple(sorted(report[key])) for key in ("missing_keys", "unexpected_keys"))
     _check_any_loaded(name, model, missing, unexpected)
     return Built(
@@ -55,7 +55,7 @@ def load_pretrained(
     )
 
 
-def _check_shapes(name: str, report: dict[str, Any]) -> None:
+def _check_shapes(name: str, report: dict[str, Any], options: TargetOptions) -> None:
     mismatched = sorted(report["mismatched_keys"])
     if mismatched:
         key, found, expected = mismatched[0]
@@ -63,7 +63,7 @@ def _check_shapes(name: str, report: dict[str, Any]) -> None:
             f"{name}: {plural(len(mismatched), 'tensor')} with another shape than the configuration says, first {key}",
             expected=str(tuple(expected)),
             found=str(tuple(found)),
-            hint="config.json and weights are of different models; or --config-only for random weights",
+            hint=options.hint("config.json and weights are of different models", "--config-only for random weights"),
         )
 
 

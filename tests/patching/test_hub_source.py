@@ -48,5 +48,7 @@ def test_a_repository_is_patched_online_and_from_the_cache(hub: tuple[str, Path]
     manifest = read_manifest(outs[0])
     assert (manifest.source.name, manifest.source.revision, manifest.left_out) == ("someone/tiny", COMMIT, ())
     assert "someone/none: not found" in gone["error"]
+    assert "hf auth login" in gone["error"]
+    assert "--config-only" not in gone["error"]
     cached = ask(tmp_path / "home", "http://127.0.0.1:9", True, ("someone/tiny", {"out": str(outs[2])}), code=PATCH)
     assert cached[0]["files"] == first["files"]

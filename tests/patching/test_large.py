@@ -60,6 +60,15 @@ def test_bytes_that_are_told_grow_to_the_total_from_whatever_thread(sharded: Pat
     assert {total for _, total in written} == {written[-1][0]}
 
 
+def test_the_stages_are_told_as_they_begin(sharded: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    rewrites = [FoldGains(), Initialise()]
+    patch(str(sharded), tmp_path / "out", rewrites, tell=lambda stage, *_: told.append(stage))
+    stages = [stage for number, stage in enumerate(told) if not number or stage != told[number - 1]]
+    once = ["write", "proof"]
+    assert stages == ["audit", "FoldGains", *once, "Initialise", *once, "write", "check", "audit"]
+
+
 @pytest.mark.parametrize(
     ("rewrites", "options", "tokens"),
     [
