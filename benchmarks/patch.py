@@ -27,7 +27,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_section
-from benchmarks.patching import CASES, make_checkpoint
+from benchmarks.patching import CASES, TIMED, make_checkpoint
 from benchmarks.quiet import machine_seconds
 
 MOST_RATIO, MOST_MEMORY = 2.5, 1.0  # times a copy; GB over the interpreter
@@ -109,8 +109,9 @@ def anonymous(pid: int) -> int:
 
 
 def holds(result: dict[str, Any]) -> bool:
-    """Whether a case is within both limits."""
-    return _ratio(result) <= MOST_RATIO and result["memory"] - result["bare"] <= MOST_MEMORY
+    """Whether a case is within its limits."""
+    late = result["name"] in TIMED and _ratio(result) > MOST_RATIO
+    return not late and result["memory"] - result["bare"] <= MOST_MEMORY
 
 
 def _ratio(result: dict[str, Any]) -> float:
@@ -140,7 +141,8 @@ def table(results: Sequence[dict[str, Any]], size: int, dtype: str) -> str:
         rows.append(
             f"| {each['name']} | {seconds} | {each['taken']:.0%} | {_ratio(each):.2f} | {memory:.2f} | {stages} |"
         )
-    limits = f"Limits: ratio at most {MOST_RATIO}, memory at most {MOST_MEMORY:g} GB."
+    timed = " and ".join(TIMED)
+    limits = f"Limits: ratio at most {MOST_RATIO} for {timed} without audits, memory at most {MOST_MEMORY:g} GB."
     return "\n".join([*rows, "", limits])
 
 

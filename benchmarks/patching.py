@@ -17,7 +17,9 @@ CASES: Mapping[str, tuple[str, dict[str, Any], bool]] = {  # rewrite, its settin
     "FoldGains": ("FoldGains", {}, False),
     "Initialise": ("Initialise", {"scheme": "gpt2"}, False),
     f"FoldGains, {AUDITED}": ("FoldGains", {}, True),
+    "AddQKNorm, calibrated on 32 tokens": ("AddQKNorm", {"start": "calibrated"}, False),
 }
+TIMED = ("FoldGains", "Initialise")  # cases that a copy of the files is the measure of
 
 
 def make_checkpoint(folder: Path, size: int, dtype_name: str) -> int:

@@ -106,7 +106,7 @@ def test_the_demo_model_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -
 
 def test_every_requirement_is_pinned_within_its_bounds(root: Path, project: dict[str, Any]) -> None:
     pinned = pins(root / "constraints.txt")
-    for requirement in required(project, (*INSTALLED_BY_CI, "large")):
+    for requirement in required(project, INSTALLED_BY_CI):
         for pin in pinned[canonicalize_name(requirement.name)]:
             assert requirement.specifier.contains(pinned_version(pin)), f"{pin} is outside {requirement}"
 
