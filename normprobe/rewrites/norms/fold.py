@@ -18,8 +18,10 @@ from normprobe.rewrites.biases import Biases, find_biases
 from normprobe.rewrites.edits import PART, bytes_of, chosen, set_values
 from normprobe.rewrites.norms.readers import Readers
 from normprobe.rewrites.norms.shared import why_shared
+from normprobe.rewrites.threads import side_by_side
 
 _HALVES = (torch.bfloat16, torch.float16)  # of 8 and 11 digits: the product of two has less than the 24 of float32
+_BLOCK = 8  # parts that a thread computes before it hands them on
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,12 @@ def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Iterator[Tensor]:
         gain = gain.float()
     factors = gain.expand(weight.movedim(output_axis, -2).shape).movedim(-2, output_axis)
     rows = max(1, PART * len(weight) // max(1, weight.numel()))
-    for start in range(0, len(weight), rows):
-        yield weight[start : start + rows].to(gain.dtype) * factors[start : start + rows]
+
+    def block(start: int) -> Tensor:
+        ends = range(start, min(start + _BLOCK * rows, len(weight)), rows)
+        return torch.cat([weight[i : i + rows].to(gain.dtype) * factors[i : i + rows] for i in ends])
+
+    return side_by_side(block, range(0, len(weight), _BLOCK * rows), torch.get_num_threads())
 
 
 def _wide(tensor: Tensor) -> Tensor:
