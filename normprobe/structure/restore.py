@@ -132,6 +132,9 @@ def decoded(value: Any, kinds: Mapping[str, type[Any]], same: dict[int, Any]) ->
         return tuple(decoded(each, kinds, same) for each in value["tuple"])
     if "range" in value:
         return tuple(range(*value["range"]))
+    if "ranges" in value:
+        first, length, apart, count = value["ranges"]
+        return tuple(tuple(range(start, start + length)) for start in (first + apart * n for n in range(count)))
     if "list" in value:
         return [decoded(each, kinds, same) for each in value["list"]]
     if "dict" in value:

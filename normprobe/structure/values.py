@@ -40,11 +40,15 @@ class Encoder:
         raise CheckpointError(f"{where} cannot be written down", expected=expected, found=found)
 
     def _tuple(self, value: tuple[Any, ...], where: str) -> Any:
-        """Numbers that follow one another, which features of a head are, as their range."""
-        if len(value) > 2 and all(type(each) is int for each in value):
-            run = range(value[0], value[0] + len(value))
-            if value == tuple(run):
-                return {"range": [run.start, run.stop]}
+        """Numbers that follow one another, which features of a head are, as their range; ranges of one length and
+        distance, which heads are, as their number."""
+        run, runs = _run(value), [_run(each) for each in value]
+        if run is not None:
+            return {"range": [run.start, run.stop]}
+        if len(runs) > 2 and None not in runs and len({len(each) for each in runs if each}) == 1:
+            first, apart = value[0][0], value[1][0] - value[0][0]
+            if [each[0] for each in value] == [first + apart * number for number in range(len(value))]:
+                return {"ranges": [first, len(value[0]), apart, len(value)]}
         return {"tuple": [self.encoded(each, where) for each in value]}
 
     def _object(self, value: Any, where: str) -> Any:
@@ -54,3 +58,11 @@ class Encoder:
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         held = {name: self.encoded(each, f"{where}.{name}") for name, each in fields.items()}
         return {"kind": type(value).__name__, "id": self._ids[id(value)], "values": held}
+
+
+def _run(value: Any) -> range | None:
+    """Numbers of a tuple that follow one another; None where they do not."""
+    if not isinstance(value, tuple) or len(value) < 3 or not all(type(each) is int for each in value):
+        return None
+    run = range(value[0], value[0] + len(value))
+    return run if value == tuple(run) else None
