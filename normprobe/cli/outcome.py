@@ -76,7 +76,8 @@ def _taught(error: NormprobeError, *, debug: bool) -> Text:
     for label, text in rows:
         if text:
             parts += ["\n  ", (f"{label}: ", "bold"), text.replace("\n", "\n    ")]
-    if error.__cause__ is not None and not debug:
+    system = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None  # it has said all there is
+    if error.__cause__ is not None and not system and not debug:
         parts.append(("\n  (run again with --debug to see where)", "dim"))
     return Text.assemble(*parts)
 

@@ -19,7 +19,7 @@ from normprobe.cli.outcome import CLEAN, FINDINGS, outcome
 from normprobe.cli.output import put, quiet_stdout, show
 from normprobe.cli.progress import byte_progress
 from normprobe.cli.signature import takes
-from normprobe.errors import SettingError
+from normprobe.errors import NormprobeError, RewriteError, SettingError
 from normprobe.report.verdict import verdict
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def patch(request: own.PatchRequest) -> None:
     """
     asked = {name: getattr(request, name) for name in request.__dataclass_fields__}
     with outcome(debug=request.debug):
+        _check_named(asked, "checkpoint", "a folder, a hub id or a .gguf file")
         run = _verified if request.verify else _planned if request.plan else _patched
         raise typer.Exit(run(asked))
 
@@ -77,26 +78,41 @@ def _verified(asked: dict[str, Any]) -> int:
 
 def _planned(asked: dict[str, Any]) -> int:
     _refuse(asked, "--plan writes nothing", ("out", "overwrite", "max_shard_size", "mend", "as_type"))
+    plans: list[tuple[str, list[dict[str, Any]]]] = []
+    refused: NormprobeError | None = None
     with byte_progress(quiet=asked["quiet"]) as advance, quiet_stdout():
         advance("load", 0, 0)
         with at_once():
             from normprobe.patching.run import planned
-        plans = planned(asked["checkpoint"], _rewrites(asked), _options(asked))
-    show(Group(*(Text(str(each)) for each in plans)))
+        from normprobe.rewrites.rows import values_of
+
+        try:
+            for plan in planned(asked["checkpoint"], _rewrites(asked), _options(asked)):
+                plans.append((plan.brief(), [values_of(*step) for step in plan.steps]))
+        except RewriteError as error:
+            refused = error
+    if asked["format"] is opt.TableChoice.JSON:
+        steps = [step for _, each in plans for step in each]
+        put(json.dumps({"steps": steps, "problem": refused and str(refused)}, indent=2, ensure_ascii=False) + "\n")
+    elif plans:
+        show(Group(*(Text(text) for text, _ in plans)))
+    if refused is not None:
+        raise refused
     return CLEAN
 
 
 def _patched(asked: dict[str, Any]) -> int:
     if asked["out"] is None:
         raise SettingError("no folder to write to", expected="CHECKPOINT OUT", hint="--plan needs none")
+    _check_named(asked, "out", "a new folder")
     with byte_progress(quiet=asked["quiet"]) as advance, quiet_stdout():
         advance("load", 0, 0)
         with at_once():
             from normprobe.patching.run import patch as run
-        found = run(asked["checkpoint"], asked["out"], _rewrites(asked), _options(asked), advance)
+        found = run(asked["checkpoint"], Path(asked["out"]), _rewrites(asked), _options(asked), advance)
     if asked["format"] is opt.TableChoice.JSON:
         put(found.manifest.model_dump_json(indent=2) + "\n")
-    elif not asked["quiet"]:
+    else:
         show(Group(*_parts(found)))
     return CLEAN
 
@@ -138,6 +154,11 @@ def _size(text: str) -> int:
     if size < 1:
         raise SettingError("--max-shard-size is no size", expected="a number with KB, MB, GB, MiB or GiB", found=text)
     return size
+
+
+def _check_named(asked: dict[str, Any], name: str, expected: str) -> None:
+    if not asked[name].strip():
+        raise SettingError(f"{name.upper()} is empty", expected=expected, found=repr(asked[name]))
 
 
 def _refuse(asked: dict[str, Any], why: str, names: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ Checkpoint = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="A folder, a hub id or a .gguf file.", show_default=False)
 ]
 OutFolder = Annotated[
-    Optional[Path],  # noqa: UP045
+    Optional[str],  # noqa: UP045
     typer.Argument(metavar="OUT", help="The new folder; not with --plan and --verify.", show_default=False),
 ]
 UpcastNorms = Annotated[

@@ -30,7 +30,7 @@ class PatchOptions:
         target: how the checkpoint is read, and which inputs are made for it.
 
     Raises:
-        SettingError: `mend` is no effect.
+        SettingError: `mend` names no effect.
     """
 
     overwrite: bool = False
@@ -44,7 +44,7 @@ class PatchOptions:
         """Refuse what cannot be meant."""
         effects = [effect.value for effect in Effect]
         if self.mend not in (None, *effects):
-            raise SettingError("mend is no effect", expected=" | ".join(effects), found=repr(self.mend))
+            raise SettingError("mend names no effect", expected=" | ".join(effects), found=repr(self.mend))
 
     def reading(self, rewrites: Sequence[Rewrite]) -> TargetOptions:
         """How the checkpoint is read: where nothing is measured on the inputs, a short row proves as much as a long

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from normprobe.checks.toml_lines import dotted, line_of
 from normprobe.errors import NormprobeError, SettingError
 from normprobe.rewrites import ALL, Rewrite
+from normprobe.rewrites.settings import check_value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,9 +63,9 @@ def read_recipe(path: Path) -> tuple[Rewrite, ...]:
         text = path.read_text(encoding="utf-8")
         document = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: the recipe cannot be read", found=str(error)) from error
+        raise SettingError(f"{path}: the recipe cannot be read", found=str(error)) from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: no valid TOML", found=str(error)) from error
+        raise SettingError(f"{path}: no valid TOML", found=str(error)) from None
     rows = document.get(_TABLES)
     for key in document:
         if key != _TABLES:
@@ -84,9 +85,9 @@ def read_words(words: str) -> Rewrite:
     try:
         name, values = _called(ast.parse(words.strip(), mode="eval").body)
         return made(name, values)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError):
         expected = "Name or Name(setting=value, …)"
-        raise SettingError("a rewrite cannot be read", expected=expected, found=words) from error
+        raise SettingError("a rewrite cannot be read", expected=expected, found=words) from None
 
 
 def made(name: str, values: Mapping[str, Any]) -> Rewrite:
@@ -138,6 +139,9 @@ def _made(name: str, values: Mapping[str, Any]) -> Rewrite:
         if key not in known:
             raise _Refused(key, f"{kind.name} has no setting {key}", *_meant(key, known))
     try:
+        for key, value in values.items():
+            if isinstance(value, bool):  # pydantic would take it for a number
+                check_value(kind, key, value)
         adapter: TypeAdapter[Rewrite] = TypeAdapter(kind)
         return adapter.validate_python(dict(values))
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,20 +106,20 @@ def patch(
     return Patched(out, plans, before, after, manifest, (*notes, *subject.notes))
 
 
-def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions | None = None) -> tuple[Plan, ...]:
-    """What `patch` would change; nothing is written.
+def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions | None = None) -> Iterator[Plan]:
+    """What `patch` would change, one plan after the other before the next is made on it; nothing is written.
 
     Raises:
         As `patch`, but for what concerns the new folder.
     """
     options = options or PatchOptions()
-    plans = []
     with opened_subject(checkpoint, options.reading(rewrites)) as (subject, _):
         for number, rewrite in enumerate(rewrites, 1):
-            plans.append(make_plan(subject.model, [rewrite], subject.inputs))
+            plan = make_plan(subject.model, [rewrite], subject.inputs)
+            yield plan
+            plan.check()
             if number < len(rewrites):
-                plans[-1].apply(done=lambda site: None, room=room())
-    return tuple(plans)
+                plan.apply(done=lambda site: None, room=room())
 
 
 def _made(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normprobe.checkpoints.header import read_header
+from normprobe.checkpoints.names import plural
 from normprobe.checkpoints.shard import sums_in
 from normprobe.checkpoints.staging import recover
 from normprobe.checkpoints.weights import read_keys
@@ -41,9 +42,9 @@ def verify(folder: Path, tell: Tell | None = None) -> Verified:
     manifest = read_manifest(folder)
     problems = (*_files(folder, manifest), *_weights(folder, manifest, tell or (lambda stage, done, total: None)))
     tensors = sum(map(len, manifest.tensors.values()))
-    as_it_was = f"{folder}: {tensors} tensors in {len(manifest.tensors)} files are as they were written"
+    as_it_was = f"{folder}: {plural(tensors, 'tensor')} in {plural(len(manifest.tensors), 'file')}, as written"
     count = len(problems)
-    summary = f"{folder}: {count} problem{'' if count == 1 else 's'}" if problems else as_it_was
+    summary = f"{folder}: {plural(count, 'problem')}" if problems else as_it_was
     return Verified(told, problems, summary)
 
 

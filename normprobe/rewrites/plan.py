@@ -13,12 +13,12 @@ from normprobe.errors import InputError, RewriteError, SettingError
 from normprobe.records import Anatomy
 from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.counts import check_count
 from normprobe.rewrites.edits import ForGood
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.history import Applied, Planned
 from normprobe.rewrites.proof import Baseline, Proof
 from normprobe.rewrites.reduced import check_reduced
-from normprobe.rewrites.refusals import reasons_of
 from normprobe.rewrites.rows import counted, rows_of, shortened
 from normprobe.rewrites.unrun import found_by, told_of, unrun
 
@@ -130,7 +130,7 @@ class Plan:
         """
         if self.state == "applied":
             raise RewriteError("the plan is applied already", hint="call undo() first")
-        self._check_counts()
+        self.check()
         self._planned.check(self._model, self._names())
         weightless = self._check_weights()
         baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy, room)
@@ -174,24 +174,14 @@ class Plan:
         self._undo.close()
         self.state = "undone"
 
-    def _check_counts(self) -> None:
+    def check(self) -> None:
+        """Refuse what `apply` refuses before it moves anything: a rewrite without a place, or with another number.
+
+        Raises:
+            RewriteError: a rewrite has no site, or another number than it expects.
+        """
         for rewrite, found in self.steps:
-            count = len(found.sites)
-            reasons = "; ".join(reasons_of(found.refused))
-            if rewrite.expect is not None and count != rewrite.expect:
-                raise RewriteError(
-                    f"{rewrite.name} found another number of sites than it was told to expect",
-                    expected=counted(rewrite.expect, "site"),
-                    found=f"{counted(count, 'site')}, {len(found.refused)} refused"
-                    + (f" ({reasons})" if reasons else ""),
-                )
-            if count == 0 and rewrite.expect is None:
-                raise RewriteError(
-                    f"{rewrite.name} would change nothing",
-                    expected="at least one site",
-                    found=f"{len(found.refused)} refused: {reasons}" if reasons else "no place that needs it",
-                    hint=f"leave it out, or say {rewrite.name}(expect=0) where none is right",
-                )
+            check_count(rewrite, found)
 
     def _check_weights(self) -> bool:
         """Whether the model holds no weights; what would have to read some is refused then."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from normprobe.rewrites.base import Rewrite, Site, Sites
 from normprobe.rewrites.refusals import reasons_of
+from normprobe.rewrites.starred import starred, starred_text
 
 _SHOWN = 3  # lines of one kind in a brief text
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a module in a list, as a part of a path
+_TOLD = ("path", "change", "touched", "added", "gone")
 
 
 def counted(count: int, what: str) -> str:
@@ -30,7 +30,7 @@ def rows_of(rewrite: Rewrite, found: Sites, brief: bool = False) -> list[str]:
     rows = [f"{rewrite.name}, {rewrite.effect_at(found.sites).value}: {rewrite.describe()}"]
     rows.append(f"  {counted(len(found.sites), 'site')}{stated}, {len(found.refused)} refused")
     rows += _together(found.sites) if brief else [row for site in found.sites for row in _site(site)]
-    rows += [f"  refused {text}" for text in reasons_of(found.refused)]
+    rows += [f"  refused {text}" for text in reasons_of(found.refused, brief)]
     return rows + [f"  note: {note}" for note in found.notes]
 
 
@@ -41,10 +41,21 @@ def shortened(rows: Sequence[str], brief: bool) -> list[str]:
     return [*rows[:_SHOWN], f"… and {len(rows) - _SHOWN} lines more"]
 
 
-def _site(site: Site, named: Callable[[str], str] = str) -> tuple[str, ...]:
-    """The lines of one place, its names as `named` gives them."""
+def values_of(rewrite: Rewrite, found: Sites) -> dict[str, Any]:
+    """The same as plain values, place by place."""
+    return {
+        "rewrite": rewrite.to_dict(),
+        "effect": rewrite.effect_at(found.sites).value,
+        "sites": [{name: getattr(site, name) for name in _TOLD} for site in found.sites],
+        "refused": [{"path": each.path, "why": each.why} for each in found.refused],
+        "notes": found.notes,
+    }
+
+
+def _site(site: Site, named: Callable[[str], str] = str, told: Callable[[str], str] = str) -> tuple[str, ...]:
+    """The lines of one place, its names as `named` gives them and its change as `told` does."""
     touched, added, gone = (tuple(map(named, names)) for names in (site.touched, site.added, site.gone))
-    rows = [f"  {named(site.path)}: {site.change}"]
+    rows = [f"  {named(site.path)}: {told(site.change)}"]
     rows += [f"    edits {name}" for name in touched] + [f"    adds {name}" for name in added]
     return (*rows, *(f"    drops {name}" for name in gone))
 
@@ -53,9 +64,12 @@ def _together(sites: Sequence[Site]) -> list[str]:
     """The lines of places, those that are equal but for numbers of modules once."""
     alike: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
-        alike.setdefault(_site(site, partial(_NUMBER.sub, "*")), []).append(site)
+        alike.setdefault(_site(site, starred, starred_text), []).append(site)
     rows: list[str] = []
-    for kind, found in alike.items():
-        first, *more = kind if len(found) > 1 else _site(found[0])
-        rows += [f"{first} ({len(found)} places)" if len(found) > 1 else first, *more]
+    for found in alike.values():
+        if len(found) == 1:
+            rows += _site(found[0])
+            continue
+        first, *more = _site(found[0], starred, starred_text if len({site.change for site in found}) > 1 else str)
+        rows += [f"{first} ({len(found)} places)", *more]
     return rows

@@ -25,12 +25,20 @@ def check_fields(rewrite: Any) -> None:
     Raises:
         RewriteError: one has a value of another kind; names the field, what it takes and what it was given.
     """
-    hints: Mapping[str, Any] = _hints(rewrite.__class__)
     for field in dataclasses.fields(rewrite):
-        value, hint = getattr(rewrite, field.name), hints[field.name]
-        if not _fits(hint, value):
-            expected = f"{field.name}: {_words(hint)}"
-            raise RewriteError(f"{type(rewrite).__name__} cannot be made", expected=expected, found=repr(value))
+        check_value(type(rewrite), field.name, getattr(rewrite, field.name))
+
+
+def check_value(kind: Any, name: str, value: object) -> None:
+    """Hold one value against the field of a rewrite that it is for.
+
+    Raises:
+        RewriteError: it is of another kind.
+    """
+    hint = _hints(kind)[name]
+    if not _fits(hint, value):
+        what = f"{kind.__name__} cannot be made"
+        raise RewriteError(what, expected=f"{name}: {_words(hint)}", found=repr(value))
 
 
 def check_seed(rewrite: Any) -> None:

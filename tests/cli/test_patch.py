@@ -97,12 +97,12 @@ def test_a_checkpoint_is_patched_and_checked(run: Run, source: Path, tmp_path: P
         assert part in found.output
     assert {path.name for path in out.iterdir()} >= {"normprobe.json", "audit-before.json", "audit-after.json"}
     checked = run(out, "--verify")
-    assert (checked.exit_code, "as they were written" in checked.output.replace("\n", " ")) == (0, True)
+    assert (checked.exit_code, "as written" in checked.output.replace("\n", " ")) == (0, True)
 
 
 def test_what_was_changed_since_is_told(run: Run, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(source, out, "--eps", "1e-5", "--no-audit", "--quiet").output == ""
+    assert run(source, out, "--eps", "1e-5", "--no-audit").exit_code == 0
     (out / "config.json").write_text("{}")
     (out / "LICENSE").unlink()
     (out / "more.txt").write_text("")
@@ -173,7 +173,7 @@ def test_findings_are_mended(run: Run, tmp_path: Path) -> None:
         (["SOURCE", "OUT", "--as", "gemma"], "llama is no gemma"),
         (["SOURCE", "--verify", "--eps", "1e-5"], "--eps has no effect: --verify checks a folder alone"),
         (["SOURCE", "OUT", "--eps", "1e-5", "--max-shard-size", "2 apples"], "--max-shard-size is no size"),
-        (["SOURCE", "OUT", "--eps", "1e-5", "--mend", "all"], "mend is no effect"),
+        (["SOURCE", "OUT", "--eps", "1e-5", "--mend", "all"], "mend names no effect"),
         (["SOURCE", "OUT", "--recipe", "none.toml"], "the recipe cannot be read"),
         (["SOURCE", "--verify"], "no normprobe.json"),
         (["none", "OUT", "--eps", "1e-5"], "none: not found"),

@@ -201,7 +201,10 @@ def test_the_plan_is_shown_and_nothing_is_written(source: Source) -> None:
     folder = source("llama")
     before = contents(folder.parent)
     plans = planned(str(folder), [FoldGains(), AddQKNorm()])
-    assert [len(found.sites) for plan in plans for _, found in plan.steps] == [5, 4]
+    assert [(plan.state, len(found.sites)) for plan in plans for _, found in plan.steps] == [
+        ("planned", 5),
+        ("planned", 4),
+    ]
     assert contents(folder.parent) == before
 
 

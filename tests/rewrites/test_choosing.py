@@ -17,7 +17,7 @@ from normprobe.rewrites import (
     ScaleResidual,
     make_plan,
 )
-from normprobe.rewrites.refusals import reasons_of
+from normprobe.rewrites.refusals import reasons_of, told_briefly
 from tests.models import gpt2, llama
 
 H = "transformer.h."
@@ -82,3 +82,19 @@ def test_a_reason_is_said_once() -> None:
     many = [Refusal(f"h.{i}", "no bias") for i in range(48)]
     assert reasons_of([*many, Refusal("ln", "shared")]) == ["48 places (h.0, h.1, h.2, …): no bias", "ln: shared"]
     assert reasons_of(many[:2]) == ["h.0, h.1: no bias"]
+
+
+def test_reasons_that_differ_by_numbers_are_one_in_brief() -> None:
+    many = [Refusal(f"h.{i}.ln", f"add in h.{i}.attn reads it too, 1.5 of it") for i in range(4)]
+    assert len(reasons_of(many)) == 4
+    assert reasons_of(many, brief=True) == [
+        "4 places (h.0.ln, h.1.ln, h.2.ln, …): add in h.*.attn reads it too, 1.5 of it"
+    ]
+    assert reasons_of(many[:3], brief=True) == reasons_of(many[:3])
+
+
+def test_an_error_names_the_first_reasons() -> None:
+    assert told_briefly([Refusal(f"h.{i}", f"reason {i}") for i in range(6)]) == (
+        "h.0: reason 0; h.1: reason 1; h.2: reason 2; and 3 reasons more"
+    )
+    assert told_briefly([Refusal(f"h.{i}", f"reason {i}") for i in range(4)]).endswith("h.3: reason 3")

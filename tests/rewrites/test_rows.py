@@ -32,6 +32,13 @@ def test_other_numbers_stay(change: str) -> None:
     assert rows_of(SetEps(), found, brief=True)[2:] == [f"  *: {change} (2 places)"]
 
 
+def test_names_in_what_changes_are_told_once() -> None:
+    found = Sites(tuple(Site(f"h.{i}.norm", f"0.5 times goes into h.{i}.attn.q, h.{i}.mlp") for i in range(3)))
+    assert rows_of(SetEps(), found, brief=True)[2:] == [
+        "  h.*.norm: 0.5 times goes into h.*.attn.q, h.*.mlp (3 places)"
+    ]
+
+
 def test_refusals_stay_whole() -> None:
     found = Sites((), (Refusal("a", "no"), Refusal("b", "no")))
     assert rows_of(SetEps(), found, brief=True) == rows_of(SetEps(), found)

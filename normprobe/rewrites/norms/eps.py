@@ -87,8 +87,12 @@ class SetEps(ChosenRewrite):
         for site in sites:
             norm, wanted = anatomy.norm(site.path), site.detail[1]
             if norm is None or norm.eps_placement not in ("inside_sqrt", "none") or not _equal(norm.eps or 0.0, wanted):
-                found = "no norm" if norm is None else f"eps {norm.eps} {norm.eps_placement}"
-                raise RewriteError(f"SetEps did not take hold at {site.path}", expected=f"eps {wanted:g}", found=found)
+                what, expected = f"SetEps did not take hold at {site.path}", f"eps {wanted:g}"
+                if norm is not None and norm.eps_placement == "none":
+                    hint = "eps=0, which does the same, or a larger one"
+                    raise RewriteError(what, expected=expected, found="no eps: it is lost in rounding", hint=hint)
+                found = "no norm" if norm is None else f"eps {norm.eps} {norm.eps_placement.replace('_', ' ')}"
+                raise RewriteError(what, expected=expected, found=found)
 
 
 def _equal(eps: float | None, wanted: float | None) -> bool:

@@ -1,0 +1,101 @@
+"""What `normprobe patch` tells: plans as they were made, the proof also when quiet, and refusals one can act on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from normprobe.cli.commands import app
+from tests.patching.checkpoints import gpt2, llama, saved
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run() -> Run:
+    return lambda *arguments: CliRunner().invoke(app, ["patch", *map(str, arguments)])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return saved(llama(), tmp_path / "source")
+
+
+def test_a_plan_is_told_as_it_was_made(run: Run, source: Path) -> None:
+    found = run(source, "--plan", "--fold-norms", "--qk-norm", "unit")
+    assert found.exit_code == 0, found.output
+    assert (found.stdout.count("planned: "), found.stdout.count("applied: ")) == (2, 0)
+    told = " ".join(found.stdout.split())
+    assert "model.layers.*.input_layernorm: goes into model.layers.*.self_attn.v_proj.weight," in told
+    assert "model.layers.*.self_attn.q_proj.weight (2 places)" in told
+    assert "proof" not in found.stdout
+
+
+def test_a_plan_is_data(run: Run, tmp_path: Path) -> None:
+    source = saved(gpt2(), tmp_path / "source")
+    found = run(source, "--plan", "--eps", "1e-4", "--fold-norms", "--format", "json")
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    eps, fold = told["steps"]
+    assert told["problem"] is None
+    assert (eps["rewrite"]["rewrite"], eps["rewrite"]["eps"], eps["effect"]) == ("SetEps", 1e-4, "breaking")
+    assert eps["sites"][0]["path"] == "transformer.h.0.ln_1"
+    assert eps["sites"][0]["change"].startswith("eps 1e-05 inside sqrt becomes 0.0001")
+    assert "transformer.h.0.attn.c_attn.weight" in fold["sites"][0]["touched"]
+    assert [each["path"] for each in fold["refused"]] == ["transformer.ln_f"]
+    assert "reads something else too" in fold["refused"][0]["why"]
+
+
+def test_a_plan_that_would_be_refused_is_shown_and_refused(run: Run, source: Path) -> None:
+    asked = ("--plan", "--rewrite", "SetEps(eps=1e-5)", "--rewrite", "FoldGains(expect=7)")
+    found = run(source, *asked)
+    assert found.exit_code == 2
+    assert "5 sites, 7 expected" in found.stdout
+    assert "error: FoldGains found another number of sites" in found.stderr
+    found = run(source, *asked, "--format", "json")
+    assert found.exit_code == 2
+    told = json.loads(found.stdout)
+    assert [len(step["sites"]) for step in told["steps"]] == [5, 5]
+    assert told["problem"].startswith("FoldGains found another number of sites")
+    nothing = run(source, "--plan", "--swap", "layernorm:rmsnorm")
+    assert (nothing.exit_code, "0 sites" in nothing.stdout) == (2, True)
+    assert "ToRMSNorm would change nothing" in nothing.stderr
+
+
+def test_quiet_is_without_progress_alone(run: Run, source: Path, tmp_path: Path) -> None:
+    loud, quiet = (run(source, tmp_path / name, "--eps", "1e-5", *more) for name, more in (("a", ()), ("b", ("-q",))))
+    assert "proof: " in quiet.stdout
+    assert quiet.stdout == loud.stdout.replace(str(tmp_path / "a"), str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("written", ["true", "false"])
+def test_no_truth_value_is_a_number(run: Run, source: Path, tmp_path: Path, written: str) -> None:
+    recipe = tmp_path / "patch.toml"
+    recipe.write_text(f'[[rewrite]]\nname = "SetEps"\neps = {written}\n')
+    found = run(source, "--plan", "--recipe", recipe)
+    assert found.exit_code == 2
+    for part in ("line 3, key eps", "expected: eps: a number or None", f"found: {written.capitalize()}"):
+        assert part in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "unsaid"),
+    [
+        (["", "--plan", "--eps", "1e-5"], "CHECKPOINT is empty", "ValueError"),
+        (["SOURCE", "", "--eps", "1e-5"], "OUT is empty", "ValueError"),
+        (["SOURCE", "--plan", "--rewrite", "SetEps("], "a rewrite cannot be read", "--debug"),
+        (["SOURCE", "--plan", "--recipe", "none.toml"], "the recipe cannot be read", "--debug"),
+        (["SOURCE", "OUT", "--eps", "1e-50"], "no eps: it is lost in rounding", "None none"),
+    ],
+)
+def test_a_refusal_says_what_helps(run: Run, source: Path, arguments: list[str], said: str, unsaid: str) -> None:
+    named = {"SOURCE": source, "OUT": source.parent / "out"}
+    found = run(*(named.get(word, word) for word in arguments))
+    assert found.exit_code == 2
+    assert said in found.stderr
+    assert unsaid not in found.stderr
