@@ -47,8 +47,11 @@ def carry(source: Path, out: Path, made: frozenset[str]) -> tuple[str, ...]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Paths of all files, relative to `folder`, in order."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(each for each in folders if each not in HIDDEN)
+    """Paths of all files, relative to `folder`, in order; a folder that a link leads back to is not entered again."""
+    entered = set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        entered.add(os.path.realpath(place))
+        inside = sorted(each for each in folders if each not in HIDDEN)
+        folders[:] = [each for each in inside if os.path.realpath(os.path.join(place, each)) not in entered]
         for name in sorted(names):
             yield os.path.relpath(os.path.join(place, name), folder)

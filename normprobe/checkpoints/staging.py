@@ -24,6 +24,11 @@ except ImportError:
     LOCKS = False  # this system has none: a run that goes on is not told from a leftover
 
 
+def named(out: Path) -> Path:
+    """`out` by a name of its own, beside which there is place for others; `.` and `..` have none."""
+    return Path(os.path.realpath(out)) if out.name in ("", "..") else out
+
+
 def part_of(out: Path) -> Path:
     """Where the folder `out` is filled."""
     return out.with_name(f".{out.name}.normprobe-part")
@@ -79,20 +84,27 @@ def recover(out: Path) -> tuple[str, ...]:
     """Put right what a run that was killed left beside `out`, and say what that was.
 
     Raises:
-        CheckpointError: another run that still goes on is filling it.
+        CheckpointError: another run that still goes on is filling it, or the system refuses.
     """
-    told, part, backup = [], part_of(out), backup_of(out)
+    try:
+        return tuple(_put_right(out))
+    except OSError as error:
+        what = f"what a run that was stopped left beside {out} cannot be put right"
+        raise CheckpointError(what, found=_said(error, out), hint=f"ls -la {out.parent}") from error
+
+
+def _put_right(out: Path) -> Iterator[str]:
+    part, backup = part_of(out), backup_of(out)
     if part.is_dir():
         with _locked(part, out):
             shutil.rmtree(part)
-        told.append(f"removed {part}, the unfinished folder of a run that was stopped")
+        yield f"removed {part}, the unfinished folder of a run that was stopped"
     if backup.is_dir() and out.exists():
         shutil.rmtree(backup)
-        told.append(f"removed {backup}: the folder that replaced it is in place")
+        yield f"removed {backup}: the folder that replaced it is in place"
     elif backup.is_dir():
         backup.rename(out)
-        told.append(f"moved {backup} back to {out}: a run was stopped before its new folder was in place")
-    return tuple(told)
+        yield f"moved {backup} back to {out}: a run was stopped before its new folder was in place"
 
 
 @contextmanager
@@ -100,7 +112,8 @@ def staged(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """A folder to fill, which becomes `out` at the end of the block; after an error there is nothing left of it.
 
     Raises:
-        CheckpointError: the disk is full or refuses, or somebody else made `out` meanwhile.
+        CheckpointError: the disk is full or refuses, somebody else made `out` meanwhile, or it is in place and what it
+            replaced cannot be removed.
     """
     part = part_of(out)
     try:
@@ -121,8 +134,12 @@ def refusal(out: Path, error: OSError) -> CheckpointError:
     """What the system said, as an error about `out`."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "make room, or name a place on another disk" if full else "another place"
-    what = "the disk is full" if full else f"{error.strerror or error} ({error.filename or out})"
+    what = "the disk is full" if full else _said(error, out)
     return CheckpointError(f"{out} was not made, nothing is left of it", found=what, hint=hint)
+
+
+def _said(error: OSError, out: Path) -> str:
+    return f"{error.strerror or error} ({error.filename or out})"
 
 
 def _move_in(part: Path, out: Path, *, overwrite: bool) -> None:
@@ -138,9 +155,13 @@ def _move_in(part: Path, out: Path, *, overwrite: bool) -> None:
         if replaced:
             backup.rename(out)
         raise
-    _flush_folder(out.parent)
-    if replaced:
-        shutil.rmtree(backup)
+    try:
+        _flush_folder(out.parent)
+        if replaced:
+            shutil.rmtree(backup)
+    except OSError as error:
+        kept = f"{backup}, which it replaced, is not removed" if replaced else "the disk has not said so"
+        raise CheckpointError(f"{out} is whole and in place, but {kept}", found=_said(error, out)) from error
 
 
 def _flush(folder: Path) -> None:
@@ -170,14 +191,17 @@ def _locked(part: Path, out: Path) -> Iterator[None]:
         return
     descriptor = os.open(part, os.O_RDONLY)
     try:
-        _lock(descriptor, out)
+        _lock(descriptor, part, out)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, out: Path) -> None:
+def _lock(descriptor: int, part: Path, out: Path) -> None:
+    busy = CheckpointError(f"{out} is being made by another run", hint="wait for it, or another name")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise CheckpointError(f"{out} is being made by another run", hint="wait for it, or another name") from error
+        raise busy from error
+    if not os.path.samestat(os.fstat(descriptor), os.stat(part)):
+        raise busy  # it removed this one and made its own before the lock was taken

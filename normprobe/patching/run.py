@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from normprobe.checkpoints.opened import Opened, hashing
-from normprobe.checkpoints.staging import check_place, recover, staged
+from normprobe.checkpoints.staging import check_place, named, recover, staged
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
 from normprobe.patching.alike import alike, switched
@@ -96,7 +96,9 @@ def patch(
     options, told = options or PatchOptions(), tell or (lambda stage, done, total: None)
     if options.as_type is not None:
         config_class(options.as_type)
+    out = named(out)
     notes = recover(out)
+    check_place(out, None, overwrite=options.overwrite)
     reading = options.reading(rewrites)
     check_place(out, located(checkpoint, reading)[0], overwrite=options.overwrite)
     with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as source_sum:

@@ -177,3 +177,39 @@ def test_a_parent_that_goes_away_is_named(tmp_path: Path) -> None:
     parent.mkdir()
     with pytest.raises(CheckpointError, match="was not made"), staged(parent / "out", overwrite=False):
         shutil.rmtree(parent)
+
+
+def test_what_it_replaced_and_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    filled(out, "old")
+
+    def refusing(path: Path, **options: object) -> None:
+        if path == backup_of(out):
+            raise PermissionError(errno.EACCES, "no", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refusing)
+    with (
+        pytest.raises(CheckpointError, match=r"out is whole and in place, but .*normprobe-backup"),
+        staged(out, overwrite=True) as part,
+    ):
+        filled(part)
+    assert text_of(out) == "new"
+    with pytest.raises(CheckpointError, match=r"(?s)beside .*out cannot be put right.*normprobe-backup"):
+        recover(out)
+
+
+@pytest.mark.skipif(not staging.LOCKS, reason="this system has no file locks")
+def test_a_lock_on_a_folder_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run cleans the leftover up, and makes its own, between the look at it and the lock."""
+    out, flock = tmp_path / "out", staging.fcntl.flock
+    filled(part_of(out), "left")
+
+    def late(descriptor: int, how: int) -> None:
+        part_of(out).rename(tmp_path / "removed")
+        filled(part_of(out), "theirs")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", late)
+    with pytest.raises(CheckpointError, match="by another run"):
+        recover(out)
+    assert text_of(part_of(out)) == "theirs"
