@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from normprobe.checkpoints.digest import digest, parts_in
 from normprobe.checkpoints.dtypes import name_of
-from normprobe.checkpoints.header import Header, read_header
-from normprobe.checkpoints.weights import INDEXES, Weights, find_weights, read_json, shard_names
+from normprobe.checkpoints.header import read_header
+from normprobe.checkpoints.weights import INDEXES, SAFE, Weights, find_weights, read_json, shard_names
 from normprobe.errors import CheckpointError
 
 
@@ -77,13 +77,16 @@ def opened(folder: Path, *, allow_pickle: bool = False) -> Iterator[Opened]:
     if found is None:
         names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8])
         raise CheckpointError(f"{folder}: no weights to patch", expected="model.safetensors", found=names or "nothing")
+    below = [str(path) for path in found.files if path.parent != folder]
+    if below:
+        raise CheckpointError(f"{folder}: weights in a folder below", expected="beside the index", found=below[0])
     with ExitStack() as stack:
         yield _safe(folder, found, stack) if found.safe else _pickled(folder, found)
 
 
 def _safe(folder: Path, found: Weights, stack: ExitStack) -> Opened:
     headers = {path: read_header(path) for path in found.files}
-    _check_once(headers)
+    _check_once({path: header.entries for path, header in headers.items()})
     tensors: dict[str, Tensor] = {}
     for path, header in headers.items():
         handle = stack.enter_context(safe_open(path, framework="pt"))
@@ -99,11 +102,11 @@ def _safe(folder: Path, found: Weights, stack: ExitStack) -> Opened:
     )
 
 
-def _check_once(headers: Mapping[Path, Header]) -> None:
+def _check_once(held: Mapping[Path, Iterable[str]]) -> None:
     """No tensor may lie in two shards: which of them is meant?"""
     where: dict[str, Path] = {}
-    for path, header in headers.items():
-        for name in header.entries:
+    for path, names in held.items():
+        for name in names:
             if name in where:
                 found = f"{where[name].name} and {path.name}"
                 hint = "shards of different versions: download or save them again"
@@ -122,13 +125,11 @@ def _pickled(folder: Path, found: Weights) -> Opened:
     """The tensors of pickles, which are read as tensors alone; each file becomes one of safetensors."""
     path = found.files[0]
     files = tuple(folder / name for name in shard_names(path)) if path.suffix == ".json" else found.files
-    tensors: dict[str, Tensor] = {}
-    layout: dict[str, tuple[str, ...]] = {}
-    for number, file in enumerate(files, 1):
-        held = _tensors(file)
-        tensors |= held
-        name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        layout[name] = tuple(held)
+    held = {file: _tensors(file) for file in files}
+    _check_once(held)
+    names = [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
+    layout = dict(zip(names if len(files) > 1 else [SAFE], map(tuple, held.values()), strict=True))
+    tensors = {name: tensor for each in held.values() for name, tensor in each.items()}
     dtypes = {name: name_of(tensor.dtype) for name, tensor in tensors.items()}
     return Opened(folder, files, tensors, layout, dtypes, {"format": "pt"}, _index(folder), safe=False)
 

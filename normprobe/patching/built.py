@@ -10,13 +10,14 @@ from typing import Any
 from torch import nn
 
 from normprobe.checkpoints.dtypes import FLOATS
+from normprobe.checkpoints.names import listed, plural
 from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.targets.config import read_config
 from normprobe.targets.heads import model_class
 from normprobe.targets.inputs import make_inputs
-from normprobe.targets.options import TargetOptions
+from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.pretrained import load_pretrained
 from normprobe.targets.tokenizers import read_tokenizer
 
@@ -54,7 +55,7 @@ def build(folder: Path, name: str, revision: str | None, source: Opened, options
     """The model in `folder`, whose open weights are `source`.
 
     Raises:
-        CheckpointError: it is an adapter, or its weights are quantised.
+        CheckpointError: it is an adapter, its weights are quantised, or some are missing.
         TargetError: it cannot be built.
         InputError: no inputs can be made for it.
     """
@@ -65,6 +66,7 @@ def build(folder: Path, name: str, revision: str | None, source: Opened, options
     options = replace(options, dtype=_dtype(source))
     tensors = dict(source.tensors)
     built = load_pretrained(model_class(config), None, config, options, name, "folder", state_dict=tensors)
+    refuse_incomplete(folder, built)
     model: Any = built.model.eval()
     tokenizer, found = read_tokenizer(folder, trust=options.trust_remote_code)
     notes = (*built.notes, *found)
@@ -104,6 +106,19 @@ def refuse_adapter(folder: Path) -> None:
         hint = "merge it first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
         found = f"an adapter of {base}, trained on the base as it is"
         raise CheckpointError(f"{folder} is an adapter", expected="a whole model", found=found, hint=hint)
+
+
+def refuse_incomplete(path: Path, built: Built) -> None:
+    """What the files lack was drawn at random, and would come out as if it had been trained.
+
+    Raises:
+        CheckpointError: weights of the model are missing.
+    """
+    if built.missing:
+        kind = type(built.model).__name__
+        what = f"{path} lacks {plural(len(built.missing), 'tensor')} of a {kind}"
+        hint = 'complete the files, or name the class that they are of in config.json, as "architectures": […]'
+        raise CheckpointError(what, expected="every weight", found=f"none for {listed(built.missing)}", hint=hint)
 
 
 def refuse_quantised(folder: Path, source: Opened, config: Any) -> None:

@@ -11,7 +11,7 @@ from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.checkpoints.weights import SAFE
 from normprobe.errors import CheckpointError
-from normprobe.patching.built import Subject, build, with_inputs
+from normprobe.patching.built import Subject, build, refuse_incomplete, with_inputs
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, whole_repository
 from normprobe.targets.options import TargetOptions
@@ -22,7 +22,7 @@ def opened_subject(name: str, options: TargetOptions) -> Iterator[tuple[Subject,
     """The model that `name` stands for, and its weights, open until the end of the block.
 
     Raises:
-        CheckpointError: it holds no weights, an adapter or quantised weights.
+        CheckpointError: it holds no weights or not all, an adapter, or quantised weights.
         TargetError: there is no such checkpoint, or it cannot be read.
     """
     path, revision = located(name, options)
@@ -59,6 +59,7 @@ def _forget_quantisation(model: Any) -> None:
 def _from_gguf(path: Path, name: str, options: TargetOptions) -> tuple[Subject, Opened]:
     """Weights turned back into floats, in memory; they become one file of safetensors."""
     built = load_gguf(path, options, name)
+    refuse_incomplete(path, built)
     model: Any = built.model.eval()
     _forget_quantisation(model)
     tensors = {key: tensor.detach() for key, tensor in model.state_dict(keep_vars=True).items()}

@@ -13,8 +13,8 @@ pytest.importorskip("gguf")
 WIDTH, HIDDEN, WORDS = 32, 64, 40
 
 
-def write(path: Path) -> dict[str, numpy.ndarray]:
-    """A Llama with one block and float32 tensors, in GGUF's names."""
+def write(path: Path, without: str | None = None) -> dict[str, numpy.ndarray]:
+    """A Llama with one block and float32 tensors, in GGUF's names; all of them, or `without` one."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "llama")
@@ -38,7 +38,7 @@ def write(path: Path) -> dict[str, numpy.ndarray]:
         "blk.0.ffn_up.weight": (HIDDEN, WIDTH),
         "blk.0.ffn_down.weight": (WIDTH, HIDDEN),
     }
-    tensors = {name: draw.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    tensors = {name: draw.standard_normal(shape).astype("float32") for name, shape in shapes.items() if name != without}
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
