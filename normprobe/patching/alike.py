@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import CheckpointError, RewriteError
-from normprobe.patching.expressed import set_numbers
+from normprobe.patching.expressed import outputs_in_training, set_numbers, state_numbers
 from normprobe.patching.matched import WITHOUT, Origins, Side, has_room, match
 from normprobe.patching.options import room
 from normprobe.patching.retyped import config_class, retyped
@@ -58,7 +58,7 @@ def alike(model: Any, model_type: str, inputs: Inputs, numbers: Mapping[float, f
     """
     ours = Side(model, inputs, model.config.model_type)
     config, dropped = retyped(model.config, config_class(model_type), ours.survey.anatomy)
-    tuple(set_numbers(config, numbers))
+    set_numbers(config, numbers)
     kind = _class_for(model, config)
     try:
         return _as_configured(ours, kind, config, dropped)
@@ -80,7 +80,7 @@ def switched(model: Any, inputs: Inputs, numbers: Mapping[float, float]) -> Alik
     """
     ours, kind = Side(model, inputs, model.config.model_type), base_of(model)
     config, _ = retyped(model.config, type(model.config), Anatomy())
-    tuple(set_numbers(config, numbers))
+    state_numbers(kind, config, model, numbers)
     if not has_room(Side(_empty(kind, config, model), inputs, ""), ours):
         for other in _switched(ours, kind, config):
             with suppress(CheckpointError):
@@ -158,7 +158,7 @@ def _compared(ours: Side, theirs: Side, made: nn.Module, origins: Origins) -> Pr
     """Both on the same inputs.
 
     Raises:
-        CheckpointError: the outputs differ by more than rounding explains.
+        CheckpointError: the outputs differ by more than rounding explains, or not in training.
     """
     before = Baseline.of(ours.model, ours.inputs, Effect.EXACT, ours.survey.anatomy, room())
     what = f"{ours.called} is no {theirs.called}: every tensor has a place there, but the outputs differ"
@@ -167,6 +167,7 @@ def _compared(ours: Side, theirs: Side, made: nn.Module, origins: Origins) -> Pr
     except RewriteError as error:
         raise CheckpointError(what, expected=error.expected, found=error.found) from error
     if proof.holds:
+        _check_training(ours, theirs, made, proof.tolerance or 0.0)
         return proof
     found = "; ".join((str(proof), *_differences(ours, theirs, origins)))
     raise CheckpointError(what, expected="the same outputs, within rounding", found=found, hint=WITHOUT)
@@ -186,6 +187,18 @@ def _differences(ours: Side, theirs: Side, origins: Origins) -> Iterator[str]:
             told = [getattr(site, field) for site in (one, other)]
             if told[0] != told[1]:
                 yield f"{one.path}: {field} {told[0]}; in {theirs.called} {told[1]}"
+
+
+def _check_training(ours: Side, theirs: Side, made: nn.Module, tolerance: float) -> None:
+    """Frozen statistics and dropout show in training alone; nothing is said of a model that draws numbers there."""
+    first, second, other = (
+        outputs_in_training(model, ours.inputs, seed) for model, seed in ((ours.model, 0), (ours.model, 1), (made, 0))
+    )
+    drawn = any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    off = max((float((a - b).abs().max()) for a, b in zip(first, other, strict=True)), default=0.0)
+    if not drawn and not off <= tolerance:
+        what = f"{ours.called} is no {theirs.called}: in training the outputs differ, by dropout or batch statistics"
+        raise CheckpointError(what, expected=f"max |Δ| <= {tolerance:.3g}", found=f"{off:.3g}", hint=WITHOUT)
 
 
 def _norm(norm: NormSite) -> str:

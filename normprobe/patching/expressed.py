@@ -23,8 +23,8 @@ def expressed(
 ) -> tuple[str, ...] | None:
     """Change `model.config` so that a model built from it is what `model` has become.
 
-    Fields that hold a number which a module held, and holds no longer, are given the number that it holds now; what is
-    built so has to give the very outputs of `model`.
+    Fields from which a module has a number that became another are given that; what is built so has to hold the numbers
+    of `model` and give its very outputs.
 
     Returns:
         The fields that changed, dotted; None where no fields say it, and then the configuration is as it was.
@@ -33,11 +33,12 @@ def expressed(
     if pairs is None:
         return None
     config = copy.deepcopy(model.config)
-    fields = [*set_numbers(config, pairs)]
-    if not fields or not same_outputs(_built(model, config), model, inputs):
+    fields = state_numbers(base_of(model), config, model, pairs)
+    made = _built(model, config) if fields else None
+    if made is None or _numbers(made) != _numbers(model) or not same_outputs(made, model, inputs):
         return None
     model.config = config
-    return tuple(fields)
+    return fields
 
 
 def numbers_of(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[float, float] | None:
@@ -53,14 +54,53 @@ def numbers_of(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[
     return found
 
 
-def set_numbers(config: Any, pairs: Mapping[float, float], at: str = "") -> Iterator[str]:
-    """Change the fields of a configuration and of those inside it, and give their names."""
+def state_numbers(kind: type[Any], config: Any, model: nn.Module, pairs: Mapping[float, float]) -> tuple[str, ...]:
+    """Change the fields of `config` from which a model of `kind` has the numbers that became others in `model`; another
+    field may hold the same number and mean something else by it.
+
+    Returns:
+        Their names, dotted.
+    """
+    wanted, fields = _numbers(model), []
+    off = _off(kind, config, wanted)
+    for holder, name, dotted in [*_holding(config, pairs)]:
+        had = getattr(holder, name)
+        setattr(holder, name, pairs[had])
+        left = _off(kind, config, wanted)
+        if left < off:
+            off = left
+            fields.append(dotted)
+        else:
+            setattr(holder, name, had)
+    return tuple(fields)
+
+
+def set_numbers(config: Any, pairs: Mapping[float, float]) -> None:
+    """Change every field of a configuration and of those inside it that holds one of the numbers."""
+    for holder, name, _ in [*_holding(config, pairs)]:
+        setattr(holder, name, pairs[getattr(holder, name)])
+
+
+def _holding(config: Any, pairs: Mapping[float, float], at: str = "") -> Iterator[tuple[Any, str, str]]:
+    """Each field that holds one of the numbers: the configuration that has it, its name there, and dotted."""
     for name, value in vars(config).items():
         if type(value) is float and value in pairs:
-            setattr(config, name, pairs[value])
-            yield at + name
+            yield config, name, at + name
         elif hasattr(value, "to_diff_dict"):
-            yield from set_numbers(value, pairs, f"{at}{name}.")
+            yield from _holding(value, pairs, f"{at}{name}.")
+
+
+def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
+    """Every number that a module holds as an attribute, by its path and name."""
+    modules = model.named_modules()
+    return {(path, name): value for path, held in modules for name, value in vars(held).items() if type(value) is float}
+
+
+def _off(kind: type[Any], config: Any, wanted: Mapping[tuple[str, str], float]) -> int:
+    """How many numbers are others in a model that is built from `config`."""
+    with quiet(), torch.device("meta"):
+        held = _numbers(kind(copy.deepcopy(config)))
+    return sum(held.get(place, value) != value for place, value in wanted.items())
 
 
 def _built(model: Any, config: Any) -> nn.Module:
@@ -94,11 +134,24 @@ def same_outputs(a: nn.Module, b: nn.Module, inputs: Inputs) -> bool:
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b) or (
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )  # equal but for NaN
+    """Whether all numbers are equal, NaN in the same places."""
+    if torch.equal(a, b) or a.shape != b.shape or not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(_without_nan(a), _without_nan(b))
 
 
-def _outputs(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+def _without_nan(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.masked_fill(tensor.isnan(), 0)
+
+
+def outputs_in_training(model: nn.Module, inputs: Inputs, seed: int) -> list[torch.Tensor]:
+    """What a model gives in training mode, which it is not left in."""
+    return _outputs(model, inputs, seed)
+
+
+def _outputs(model: nn.Module, inputs: Inputs, training: int | None = None) -> list[torch.Tensor]:
     with untouched(model) as keeper, torch.no_grad(), keeper.mode():
+        if training is not None:
+            model.train()
+            torch.manual_seed(training)
         return [tensor for _, tensor in named_tensors(invoke(model, inputs)) if tensor.is_floating_point()]

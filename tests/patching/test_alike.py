@@ -19,6 +19,8 @@ from transformers import (
     BertForMaskedLM,
     MistralConfig,
     MistralForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
 )
 
 import normprobe
@@ -26,7 +28,7 @@ from normprobe.errors import NormprobeError, SettingError
 from normprobe.patching.alike import alike
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
-from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, Rewrite, SetEps
+from normprobe.rewrites import AddQKNorm, FoldGains, FreezeBatchNorm, Initialise, Rewrite, SetEps
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.options import TargetOptions
 from tests.patching.checkpoints import HEADS, IDS, SIZES, contents, llama, made, saved
@@ -274,3 +276,13 @@ def test_a_tokeniser_that_would_give_other_tokens_is_refused(source: Source, mon
     other = lambda path, trust: (lambda text: {"input_ids": [7]}, ())  # noqa: E731
     monkeypatch.setattr("normprobe.patching.same_tokens.read_tokenizer", other)
     assert "gives other tokens" in refusal(folder, "qwen3", [SHARED])
+
+
+def test_frozen_statistics_which_training_alone_shows_are_not_lost(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_labels": 3}
+    folder = saved(made(ResNetForImageClassification, ResNetConfig(**sizes)), tmp_path / "source")
+    assert "in training the outputs differ" in refusal(folder, "resnet", [FreezeBatchNorm()])
+
+
+def test_dropout_that_the_other_has_by_default_is_seen(source: Source) -> None:
+    assert "llama is no seed_oss: in training the outputs differ" in refusal(source("llama"), "seed_oss", [])
