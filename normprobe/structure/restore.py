@@ -27,7 +27,7 @@ from torch.nn.utils import parametrize
 
 from normprobe.rewrites.swap import Layer, over
 
-_NUMBERS = "normprobe_numbers"  # of buffers that are none of the saved state, by name
+_NUMBERS = "normprobe_numbers"  # by name: of buffers that are none of the saved state, and of what was added
 
 
 class Restored:
@@ -37,16 +37,42 @@ class Restored:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        line = type(self).__mro__
-        config.normprobe = fitted(self, line[line.index(Restored) + 1].__name__, config.normprobe)  # type: ignore[arg-type]
+        config.normprobe = fitted(self, _below(type(self)).__name__, config.normprobe)  # type: ignore[arg-type]
         restore(self, config.normprobe["changes"], self.normprobe_kinds)  # type: ignore[arg-type]
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """As the class below; and what no file holds, which building without memory has lost, gets its values."""
-        super()._init_weights(module)  # type: ignore[misc]
-        for name, numbers in module.__dict__.get(_NUMBERS, {}).items():
-            buffer = module.get_buffer(name)
-            buffer.copy_(torch.tensor(numbers, dtype=buffer.dtype).reshape(buffer.shape))
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What transformers knows by the name of the class below, it knows by this one: how files name its weights."""
+        super().__init_subclass__(**kwargs)
+        from transformers.conversion_mapping import (
+            get_checkpoint_conversion_mapping,
+            register_checkpoint_conversion_mapping,
+        )
+
+        renamed = get_checkpoint_conversion_mapping(_below(cls).__name__)
+        if renamed is not None:
+            register_checkpoint_conversion_mapping(cls.__name__, renamed, overwrite=True)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Custom code gets weights by the names that files have; this gets them by those of the class below."""
+        return False
+
+    def initialize_weights(self) -> None:
+        """As the class below; what no file holds, and building without memory has lost, gets its numbers. Models inside
+        this one, such as that below a head, have `_init_weights` of their own."""
+        super().initialize_weights()  # type: ignore[misc]
+        for module in self.modules():  # type: ignore[attr-defined]
+            for name, numbers in module.__dict__.get(_NUMBERS, {}).items():
+                held = module._parameters.get(name, module._buffers.get(name))
+                if held is not None and not getattr(held, "_is_hf_initialized", False):
+                    values = torch.tensor(numbers, dtype=held.dtype, device=held.device)
+                    held.data.copy_(values.expand(held.shape) if values.dim() == 0 else values.reshape(held.shape))
+
+
+def _below(kind: type[Any]) -> type[Any]:
+    """The class that `Restored` stands before."""
+    line = kind.__mro__
+    return line[line.index(Restored) + 1]
 
 
 def part_of(model: Any) -> str:
@@ -180,6 +206,7 @@ def _tensors(model: nn.Module, change: Mapping[str, Any], most: torch.dtype) -> 
     for name, (shape, dtype, number) in change.get("parameters", {}).items():
         filled = torch.full(shape, number, dtype=getattr(torch, dtype) if dtype else most, **place)
         module._parameters[name] = nn.Parameter(filled, requires_grad=filled.is_floating_point())
+        module.__dict__.setdefault(_NUMBERS, {})[name] = number
     module._parameters.update(dict.fromkeys(change.get("absent", ())))
     for name, (shape, dtype, values) in change.get("buffers", {}).items():
         place["dtype"] = getattr(torch, dtype) if dtype else most
