@@ -16,6 +16,7 @@ from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS
+from normprobe.structure.modelling import transformers_class
 from normprobe.structure.restore import main_dtype, restore
 from normprobe.targets.heads import model_class
 from normprobe.targets.quiet import quiet
@@ -95,10 +96,14 @@ def _state(found: Opened, config: Any, dtype: torch.dtype, path: Path) -> dict[s
 
 
 def _check_fits(model: nn.Module, config: Any, path: Path) -> None:
-    """Refuse a model that does not hold what the original held, tensor by tensor."""
+    """Refuse a model of another class of transformers, and one that does not hold what the original held."""
     import transformers
 
     base = getattr(transformers, getattr(config, FIELD)["base"])
+    kind = transformers_class(model)
+    if kind is not None and not issubclass(kind, base):
+        what = f"{type(model).__name__} is not what was patched"
+        raise CheckpointError(what, expected=f"{base.__name__}, as {path} says", found=kind.__name__)
     with torch.device("meta"), quiet():
         original: nn.Module = base(copy.deepcopy(config))
     wanted, held = ({key: tuple(t.shape) for key, t in each.state_dict().items()} for each in (original, model))

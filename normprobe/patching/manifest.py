@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from normprobe.checkpoints.digest import digest_of
+from normprobe.checkpoints.digest import digest, digest_of
+from normprobe.checkpoints.header import read_header
 from normprobe.errors import CheckpointError
 from normprobe.records.base import Record
 from normprobe.rewrites import Proof
@@ -80,6 +81,7 @@ class Manifest(Record):
         loads: "plain": any program that knows the architecture; "code": by one of the ways that need its changes.
         left_out: files of the source that hold weights as they were before.
         tensors: XXH3 (128 bits) of the values of every tensor, by file.
+        headers: that of what each of these files says before them: names, dtypes, shapes and places.
         files: that of every other file.
     """
 
@@ -93,6 +95,7 @@ class Manifest(Record):
     loads: Literal["plain", "code"]
     left_out: tuple[str, ...] = ()
     tensors: dict[str, dict[str, str]]
+    headers: dict[str, str]
     files: dict[str, str]
 
 
@@ -119,3 +122,9 @@ def hashes_of(folder: Path, but: Mapping[str, Any]) -> dict[str, str]:
         if name not in but and name != NAME:
             found[name] = digest_of(path)
     return found
+
+
+def header_hash(path: Path) -> str:
+    """XXH3 of the header of a weight file."""
+    with path.open("rb") as stream:
+        return digest(stream.read(read_header(path).size)).hexdigest()

@@ -9,10 +9,10 @@ from pathlib import Path
 from normprobe.checkpoints.header import read_header
 from normprobe.checkpoints.names import plural
 from normprobe.checkpoints.shard import sums_in
-from normprobe.checkpoints.staging import recover
+from normprobe.checkpoints.staging import named, recover
 from normprobe.checkpoints.weights import read_keys
 from normprobe.errors import NormprobeError
-from normprobe.patching.manifest import Manifest, hashes_of, read_manifest
+from normprobe.patching.manifest import Manifest, hashes_of, header_hash, read_manifest
 
 Tell = Callable[[str, int, int], object]
 
@@ -38,7 +38,7 @@ def verify(folder: Path, tell: Tell | None = None) -> Verified:
     Raises:
         CheckpointError: there is no manifest.
     """
-    told = recover(folder)
+    told = recover(named(folder))
     manifest = read_manifest(folder)
     problems = (*_files(folder, manifest), *_weights(folder, manifest, tell or (lambda stage, done, total: None)))
     tensors = sum(map(len, manifest.tensors.values()))
@@ -76,5 +76,7 @@ def _weights(folder: Path, manifest: Manifest, tell: Tell) -> Iterator[str]:
             if found.get(name) != expected.get(name):
                 what = "missing" if name not in found else "added since" if name not in expected else "other values"
                 yield f"{path.name}: {name}: {what}"
+        if header_hash(path) != manifest.headers.get(path.name):
+            yield f"{path.name}: other names, dtypes, shapes or places in its header"
         done += path.stat().st_size
         tell("verify", done, total)

@@ -42,6 +42,18 @@ def base_of(model: nn.Module) -> type[Any]:
     Raises:
         CheckpointError: it is none of transformers' own, so that no other program has it.
     """
+    found = transformers_class(model)
+    if found is not None:
+        return found
+    raise CheckpointError(
+        f"{type(model).__name__} is no model class of transformers",
+        expected="a class that transformers has, since what is added has to be built on it",
+        hint="normprobe.rewrite changes it in place; or patch what needs no code",
+    )
+
+
+def transformers_class(model: nn.Module) -> type[Any] | None:
+    """The class of transformers that `model` is of; None where it is of none."""
     import transformers
 
     for kind in type(model).__mro__:
@@ -49,11 +61,7 @@ def base_of(model: nn.Module) -> type[Any]:
         found: type[Any] | None = getattr(transformers, name, None)
         if found is kind and kind.__module__.startswith("transformers.models."):
             return found
-    raise CheckpointError(
-        f"{type(model).__name__} is no model class of transformers",
-        expected="a class that transformers has, since what is added has to be built on it",
-        hint="normprobe.rewrite changes it in place; or patch what needs no code",
-    )
+    return None
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,49 @@
+"""What lies in a patched folder is checked later, and put into no other model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import GemmaConfig, GemmaForCausalLM
+
+import normprobe
+from normprobe.errors import CheckpointError
+from normprobe.patching.options import PatchOptions
+from normprobe.patching.run import patch
+from normprobe.patching.verify import verify
+from normprobe.rewrites import AddQKNorm, FoldGains
+from tests.patching.checkpoints import HEADS, SIZES
+
+Source = Callable[[str], Path]
+FAST = PatchOptions(level=None)
+
+
+@pytest.mark.parametrize(("said", "other"), [('"BF16"', '"F16" '), ('"shape":[64,32]', '"shape":[32,64]')])
+def test_bytes_that_are_read_as_other_numbers_are_told(source: Source, said: str, other: str) -> None:
+    folder = source("llama-sharded-bf16")
+    out = patch(str(folder), folder.parent / "out", [FoldGains()], FAST).out
+    assert verify(out).problems == ()
+    path = next(each for each in sorted(out.glob("*.safetensors")) if said.encode() in each.read_bytes())
+    path.write_bytes(path.read_bytes().replace(said.encode(), other.encode()))
+    assert verify(out).problems == (f"{path.name}: other names, dtypes, shapes or places in its header",)
+
+
+def test_a_folder_is_checked_from_inside(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = source("llama")
+    out = patch(str(folder), folder.parent / "out", [FoldGains()], FAST).out
+    monkeypatch.chdir(out)
+    assert verify(Path()).problems == ()
+    with pytest.raises(CheckpointError, match=r"out exists"):
+        patch(str(folder), Path(), [FoldGains()], FAST)
+
+
+def test_an_architecture_with_the_same_tensors_is_not_what_was_patched(source: Source) -> None:
+    folder = source("llama")
+    out = patch(str(folder), folder.parent / "out", [AddQKNorm()], FAST).out
+    other = GemmaForCausalLM(GemmaConfig(**{**SIZES, **HEADS, "head_dim": 8, "tie_word_embeddings": False}))
+    before = str(other)
+    with pytest.raises(CheckpointError, match=r"(?s)GemmaForCausalLM is not what was patched.*LlamaForCausalLM"):
+        normprobe.apply_manifest(other, out)
+    assert str(other) == before
