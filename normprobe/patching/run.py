@@ -98,7 +98,7 @@ def patch(
         config_class(options.as_type)
     out = named(out)
     notes = recover(out)
-    check_place(out, None, overwrite=options.overwrite)
+    check_place(out, Path(checkpoint).expanduser(), overwrite=options.overwrite)  # before anything is fetched
     reading = options.reading(rewrites)
     check_place(out, located(checkpoint, reading)[0], overwrite=options.overwrite)
     with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as source_sum:

@@ -18,6 +18,7 @@ A change is the record of one module, with these keys where they apply:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class Restored:
     normprobe_kinds: Mapping[str, type[Any]] = {}
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        config = copy.copy(config)  # models with other heads may be built from it too
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         config.normprobe = fitted(self, _below(type(self)).__name__, config.normprobe)  # type: ignore[arg-type]
         restore(self, config.normprobe["changes"], self.normprobe_kinds)  # type: ignore[arg-type]

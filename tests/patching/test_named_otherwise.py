@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 import normprobe
 from normprobe.patching.options import PatchOptions
@@ -66,3 +67,14 @@ def test_what_was_added_and_is_in_no_file_begins_with_its_number(tmp_path: Path)
     added = [tensor for name, tensor in fresh.state_dict().items() if name not in held]
     assert {value for tensor in added for value in tensor.flatten().tolist()} == {1.0, 0.5}
     assert all(torch.equal(tensor, held[name]) for name, tensor in fresh.state_dict().items() if name in held)
+
+
+def test_a_configuration_builds_models_with_several_heads(tmp_path: Path) -> None:
+    out = patched(llama(), tmp_path, AddQKNorm(), MuP(base_width=16))
+    config = AutoConfig.from_pretrained(out)
+    before = copy.deepcopy(config.to_dict())
+    kinds = (AutoModel, AutoModelForCausalLM)
+    below, whole = (kind.from_config(config, trust_remote_code=True) for kind in kinds)
+    assert config.to_dict() == before
+    assert below.layers[0].self_attn.q_proj.q_norm.weight.shape == (4, 8)
+    assert "its input times base width / width" in str(whole.lm_head)
