@@ -24,7 +24,7 @@ from normprobe.checkpoints.shard import ShardWriter, Told, read_back
 from normprobe.checkpoints.weights import SAFE, SAFE_INDEX
 from normprobe.errors import CheckpointError
 
-_WORTH_IT = 1 << 16  # bytes from which a tensor is mapped and not kept; a process may have some 65,000 mappings
+WORTH_IT = 1 << 16  # bytes from which a tensor is mapped and not kept; a process may have some 65,000 mappings
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Output:
         header = self._writers[file].header
         entry = header.entries[name]
         start, end = header.range_of(entry)
-        if entry.nbytes < _WORTH_IT or start % tensor.element_size():
+        if entry.nbytes < WORTH_IT or start % tensor.element_size():
             return None
         mapped = torch.from_file(str(self.folder / file), shared=False, size=end, dtype=torch.uint8)
         return mapped[start:end].view(tensor.dtype).reshape(tensor.shape)

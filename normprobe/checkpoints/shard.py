@@ -36,7 +36,7 @@ class ShardWriter:
         self.sums: dict[str, str] = {}
         self._file = path.open("xb", buffering=0)
         try:
-            _reserve(self._file.fileno(), header.size + header.values)
+            reserve(self._file.fileno(), header.size + header.values)
             self._write(encoded(header.entries, header.metadata), 0, header.size)
         except BaseException:
             self.close()
@@ -139,7 +139,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _reserve(file: int, size: int) -> None:
+def reserve(file: int, size: int) -> None:
     """Take the room for the whole file now, where the system can, so that a full disk shows before the work."""
     if hasattr(os, "posix_fallocate") and size:
         os.posix_fallocate(file, 0, size)

@@ -14,6 +14,7 @@ from normprobe.checkpoints.names import listed, plural
 from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
+from normprobe.patching.scratch import Scratch
 from normprobe.targets.config import read_config
 from normprobe.targets.heads import model_class
 from normprobe.targets.inputs import make_inputs
@@ -51,8 +52,10 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def build(folder: Path, name: str, revision: str | None, source: Opened, options: TargetOptions) -> Subject:
-    """The model in `folder`, whose open weights are `source`.
+def build(
+    folder: Path, name: str, revision: str | None, source: Opened, options: TargetOptions, scratch: Scratch
+) -> Subject:
+    """The model in `folder`, whose open weights are `source`; what is converted goes to `scratch`.
 
     Raises:
         CheckpointError: it is an adapter, its weights are quantised, or some are missing.
@@ -65,7 +68,8 @@ def build(folder: Path, name: str, revision: str | None, source: Opened, options
     options.refuse("a checkpoint is patched in the dtype that most of its weights are stored in", "dtype")
     options = replace(options, dtype=_dtype(source))
     tensors = dict(source.tensors)
-    built = load_pretrained(model_class(config), None, config, options, name, "folder", state_dict=tensors)
+    with scratch.placing(mapped=tensors.values(), spare=source.nbytes):
+        built = load_pretrained(model_class(config), None, config, options, name, "folder", state_dict=tensors)
     refuse_incomplete(folder, built)
     model: Any = built.model.eval()
     tokenizer, found = read_tokenizer(folder, trust=options.trust_remote_code)

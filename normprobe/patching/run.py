@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -24,6 +25,7 @@ from normprobe.patching.options import PatchOptions, Tell, room
 from normprobe.patching.retyped import config_class
 from normprobe.patching.rewriting import rewritten
 from normprobe.patching.same_tokens import check_tokens
+from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import located, opened_subject
 from normprobe.patching.writing import Writing
 from normprobe.probing import probe
@@ -101,10 +103,13 @@ def patch(
     check_place(out, Path(checkpoint).expanduser(), overwrite=options.overwrite)  # before anything is fetched
     reading = options.reading(rewrites)
     check_place(out, located(checkpoint, reading)[0], overwrite=options.overwrite)
-    with opened_subject(checkpoint, reading) as (subject, source), hashing(source) as source_sum:
+    with (
+        staged(out, overwrite=options.overwrite) as part,
+        opened_subject(checkpoint, reading, Scratch(part)) as (subject, source),
+        hashing(source) as source_sum,
+    ):
         before = _audit(subject.model, subject, options.level, told)
-        with staged(out, overwrite=options.overwrite) as part:
-            plans, after, manifest = _made(part, subject, source, source_sum, rewrites, before, options, told)
+        plans, after, manifest = _made(part, subject, source, source_sum, rewrites, before, options, told)
     return Patched(out, plans, before, after, manifest, (*notes, *subject.notes))
 
 
@@ -115,7 +120,10 @@ def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions 
         As `patch`, but for what concerns the new folder.
     """
     options = options or PatchOptions()
-    with opened_subject(checkpoint, options.reading(rewrites)) as (subject, _):
+    with (
+        TemporaryDirectory(prefix="normprobe-") as place,
+        opened_subject(checkpoint, options.reading(rewrites), Scratch(Path(place))) as (subject, _),
+    ):
         for number, rewrite in enumerate(rewrites, 1):
             plan = make_plan(subject.model, [rewrite], subject.inputs)
             yield plan
@@ -187,7 +195,7 @@ def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
         CheckpointError: it holds other values than the model that was rewritten, or gives other outputs.
     """
     tell("check", 0, 0)
-    with quiet():
+    with quiet(), Scratch(part).placing(like=subject.model):
         model: nn.Module = load(part, dtype=main_dtype(subject.model))
     if not same_model(model, subject.model, subject.inputs):
         what = "what was written holds or gives other numbers than the rewritten model, and was removed"

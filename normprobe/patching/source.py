@@ -12,14 +12,20 @@ from normprobe.checkpoints.opened import Opened, opened
 from normprobe.checkpoints.weights import SAFE
 from normprobe.errors import CheckpointError
 from normprobe.patching.built import Subject, build, refuse_incomplete, with_inputs
+from normprobe.patching.scratch import Scratch
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, whole_repository
 from normprobe.targets.options import TargetOptions
 
 
 @contextmanager
-def opened_subject(name: str, options: TargetOptions) -> Iterator[tuple[Subject, Opened]]:
+def opened_subject(name: str, options: TargetOptions, scratch: Scratch) -> Iterator[tuple[Subject, Opened]]:
     """The model that `name` stands for, and its weights, open until the end of the block.
+
+    Args:
+        name: a folder, a hub id or a .gguf file.
+        options: how it is read.
+        scratch: where weights go that are converted as they are loaded.
 
     Raises:
         CheckpointError: it holds no weights or not all, an adapter, or quantised weights.
@@ -30,7 +36,7 @@ def opened_subject(name: str, options: TargetOptions) -> Iterator[tuple[Subject,
         yield _from_gguf(path, name, options)
         return
     with opened(path, allow_pickle=options.allow_pickle) as source:
-        yield build(path, name, revision, source, options), source
+        yield build(path, name, revision, source, options, scratch), source
 
 
 def located(name: str, options: TargetOptions) -> tuple[Path, str | None]:

@@ -8,12 +8,11 @@ files are laid out anew at the end.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import final
 
-import torch
 from torch import Tensor, nn
 
 from normprobe.checkpoints.dtypes import FLOATS, NAMES
@@ -22,6 +21,8 @@ from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.output import Output, Room, same_layout, sharded
 from normprobe.checkpoints.shard import Told
 from normprobe.patching.bound import bound, key_of
+from normprobe.patching.saved import Part, saved
+from normprobe.patching.scratch import Scratch
 from normprobe.rewrites import Site
 
 _SCRATCH = ".scratch"
@@ -44,7 +45,8 @@ class Writing:
         self.folder, self.model, self.source, self.most, self.told = folder, model, source, most, told
         self._stored = bound(model, source.tensors)
         self._prefix = _prefix(self._stored)
-        self._unused = source.tensors.keys() - saved_state(model, source, self._prefix).keys()
+        self._scratch = Scratch(folder)
+        self._unused = set(source.tensors).difference(*(part.stored for part in saved(model, source, self._prefix)))
         self._touched: set[str] = set()
         self._put: set[str] = set()
         self._output = Output(folder, self._layout(None), source, told)
@@ -55,7 +57,10 @@ class Writing:
         held = dict(self.model.named_parameters(remove_duplicate=False))
         for name in site.touched:
             stored, parameter = self._stored.get(name), held.get(name)
-            if stored is None or parameter is None:
+            if parameter is None:
+                continue
+            if stored is None:
+                parameter.data = self._scratch.placed(parameter.data)
                 continue
             self._output.put(stored, parameter.data, partial(_let_go, parameter, parameter.data))
             self._put.add(stored)
@@ -97,19 +102,18 @@ class Writing:
         Returns:
             The sum over every tensor of every file.
         """
-        state = saved_state(self.model, self.source, self._prefix)
-        layout = self._layout(state)
+        parts = saved(self.model, self.source, self._prefix)
+        layout = self._layout({name: tensor for part in parts for name, tensor in part.stored.items()})
         renamed = any(new != old for new, old in self.source.stored.items())
         if renamed or layout != self._output.layout:
             self._anew(layout)
         own = self.model.state_dict(keep_vars=True)
-        held = {key_of(tensor) for tensor in own.values()}
-        touched = {key_of(own[name]) for name in self._touched & own.keys()}
-        for name, tensor in state.items():
-            as_it_was = key_of(tensor) in held - touched and self._lies(name, tensor)
-            if name in self._put or as_it_was:
-                continue
-            self._output.put(name, tensor.detach().to(_TORCH[self._room(name, tensor).dtype]))
+        keys = {key_of(own[name]) for name in self._touched & own.keys()}
+        touched = {name for name, tensor in own.items() if key_of(tensor) in keys}
+        for part in parts:
+            left = part.stored.keys() - self._put
+            if left and not (touched.isdisjoint(part.own) and self._lies(part.stored)):
+                self._write(part, left)
         hashes = self._output.finish()
         shutil.rmtree(self.folder / _SCRATCH, ignore_errors=True)
         return hashes
@@ -118,14 +122,20 @@ class Writing:
         """Let go of the files."""
         self._output.close()
 
-    def _lies(self, name: str, tensor: Tensor) -> bool:
-        """Whether the source has this tensor, which nothing changed."""
-        return name in self.source.tensors and self.source.tensors[name].shape == tensor.shape
+    def _write(self, part: Part, names: Set[str]) -> None:
+        for name, tensor in part.tensors().items():
+            if name in names:
+                self._output.put(name, tensor.detach().to(_TORCH[self._room(name, tensor).dtype]))
+
+    def _lies(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the source has these tensors, which nothing changed."""
+        had = self.source.tensors
+        return all(name in had and had[name].shape == tensor.shape for name, tensor in tensors.items())
 
     def _room(self, name: str, tensor: Tensor) -> Room:
         """In the dtype that the source has it in, if it is the same tensor in plain numbers."""
         had = self.source.dtypes.get(name)
-        if had in FLOATS and tensor.is_floating_point() and self._lies(name, tensor):
+        if had in FLOATS and tensor.is_floating_point() and self._lies({name: tensor}):
             return Room(had, tuple(tensor.shape), tensor.numel() * _TORCH[had].itemsize)
         return Room.of(tensor)
 
@@ -151,31 +161,6 @@ class Writing:
             (self.folder / file).rename(scratch / file)
         self._output.close()
         self._output, self._put = Output(self.folder, layout, self.source, self.told), set()
-
-
-def saved_state(model: nn.Module, source: Opened, prefix: str) -> dict[str, Tensor]:
-    """What a checkpoint of `model` holds, by the names and in the form that the checkpoint had: tied tensors by as many
-    names as it has there, one if by none, and what was merged on its way in taken apart.
-
-    Args:
-        model: the model.
-        source: its checkpoint.
-        prefix: what names of the model have before those of the checkpoint.
-    """
-    from transformers.core_model_loading import revert_weight_conversion
-
-    state = model.state_dict(keep_vars=True)
-    in_source = {name for name in state if name.removeprefix(prefix) in source.tensors}
-    named = {key_of(state[name]) for name in in_source}
-    kept: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        key = key_of(tensor)
-        if name in in_source or not tensor.numel() or key not in named:
-            kept[name] = tensor
-            named.add(key)
-    with torch.no_grad():
-        found = revert_weight_conversion(model, kept)  # type: ignore[arg-type]
-    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
 def _let_go(parameter: nn.Parameter, written: Tensor, mapped: Tensor | None) -> None:

@@ -115,7 +115,7 @@ def test_three_ways_of_loading_give_the_same_logits(source: Source, name: str, r
 
 def test_weights_that_are_mapped_from_the_new_files_are_right(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors share pages with their neighbours, and are written more than once."""
-    monkeypatch.setattr("normprobe.checkpoints.output._WORTH_IT", 1)
+    monkeypatch.setattr("normprobe.checkpoints.output.WORTH_IT", 1)
     folder, rewrites = source("llama-sharded-bf16"), [FoldGains(), Initialise(seed=2), QKClip(0.01)]
     found = patched(folder, rewrites)
     expected = in_memory(folder, rewrites).state_dict()
