@@ -86,7 +86,7 @@ class Scratch:
         try:
             return self._file(shape.numel() * dtype.itemsize).view(dtype).reshape(shape)
         except CheckpointError as error:
-            self._refused = error
+            self._refused = self._refused or error
             raise
 
     def _file(self, size: int) -> Tensor:
