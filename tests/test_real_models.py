@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import normprobe
-from benchmarks import qk_norm, smollm
+from benchmarks import qk_norm
 from normprobe import stats
 from normprobe.cli.audit import examine
 from normprobe.cli.options import DtypeChoice
@@ -75,6 +75,13 @@ def test_smollm2_is_sound_and_has_massive_activations(smollm2: Report) -> None:
     assert smollm2.measurements.output_finite is True
 
 
+def test_smollm2_is_measured_everywhere(smollm2: Report) -> None:
+    (measured,) = smollm2.residual
+    assert len(measured.states) == 60
+    assert len(smollm2.attention) == 30
+    assert all(row.unasked for row in smollm2.skipped)
+
+
 def test_smollm2_keeps_its_first_token_large(smollm2: Report) -> None:
     state = block_outputs(smollm2)[11]
     assert state.block == "model.layers.11"
@@ -83,6 +90,7 @@ def test_smollm2_keeps_its_first_token_large(smollm2: Report) -> None:
     assert 5 <= state.rms_median <= 7
     (measured,) = smollm2.residual
     largest = max(measured.massive, key=lambda entry: abs(entry.value))
+    assert largest == measured.massive[0]
     assert largest.position == 0
     assert largest.ratio > 1000
 
@@ -141,10 +149,9 @@ def test_minilm_on_the_command_line_prints_json_alone(minilm: Report, minilm_fol
 
 
 @pytest.fixture(scope="module")
-def weights(smollm2_gguf: Path) -> Any:
+def weights(smollm2_loaded: Any) -> Any:
     """SmolLM2 in float32."""
-    pytest.importorskip("gguf")
-    return smollm.load()
+    return smollm2_loaded.model
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,27 +210,3 @@ def test_there_is_nothing_to_measure_on_meta() -> None:
     found, (skip,) = measure_forward(model.to("meta"), torch.randn(1, 5, 8, device="meta"), anatomy)
     assert found == Measurements()
     assert "meta device" in skip.why
-
-
-@pytest.mark.filterwarnings("default")
-def test_the_figures_of_a_trained_model(smollm2_gguf: Path) -> None:
-    pytest.importorskip("gguf")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder, name = smollm2_gguf.parent, smollm2_gguf.name
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    text = Path(__file__).parents[2].joinpath("normprobe/targets/sample.txt").read_text(encoding="utf-8")
-    inputs = {"input_ids": tokenizer(text, return_tensors="pt").input_ids[:, :128]}
-    found, skipped = measure_forward(model, inputs, anatomy_of(model, inputs))
-    assert skipped == ()
-    (stream,) = found.residual
-    blocks = stream.states[1::2]
-    assert blocks[11].rms_max == pytest.approx(1000, rel=0.2)
-    assert blocks[11].position == 0
-    assert blocks[11].rms_median == pytest.approx(6, rel=0.2)
-    assert 15 < blocks[-1].rms_median / blocks[0].rms_median < 30
-    assert 0.7 < stream.growth.exponent < 1.1
-    assert stream.massive[0].position == 0
-    assert stream.massive[0].ratio > 1000
-    assert len(found.attention) == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,13 +52,13 @@ def generated(model: Any, ids: Tensor, cache: bool) -> Tensor:
     return found
 
 
-def test_smollm2_loads_in_three_ways_and_generates(out: Path) -> None:
+def test_smollm2_loads_in_three_ways_and_generates(out: Path, smollm2_loaded: Any) -> None:
     ids = AutoTokenizer.from_pretrained(out)("The capital of France is", return_tensors="pt").input_ids
     model = opened("load", out)
     wanted, text = logits(model, ids), generated(model, ids, cache=True)
     assert torch.equal(generated(model, ids, cache=False), text)
     assert text.shape == (1, ids.shape[1] + 6)
-    plain = smollm.load()
+    plain = copy.deepcopy(smollm2_loaded.model)
     assert not torch.allclose(logits(plain, ids), wanted, atol=0.1)
     for each in (opened("code", out), normprobe.apply_manifest(plain, out)):
         assert torch.equal(logits(each, ids), wanted)

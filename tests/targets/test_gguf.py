@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -100,8 +101,8 @@ def test_meta_reads_the_configuration_alone(tmp_path: Path) -> None:
     assert (loaded.target.device, loaded.target.class_name) == ("meta", "LlamaForCausalLM")
 
 
-def test_smollm2(smollm2_gguf: Path) -> None:
-    loaded = resolve(str(smollm2_gguf), TargetOptions(tokens=12))
+def test_smollm2(smollm2_loaded: Any) -> None:
+    loaded = smollm2_loaded
     assert (loaded.target.class_name, loaded.target.dtype) == ("LlamaForCausalLM", "float32")
     assert loaded.target.parameters == 134_515_008
     assert loaded.missing == loaded.unexpected == ()
