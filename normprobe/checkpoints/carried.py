@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from normprobe.errors import CheckpointError
+
 WEIGHTS = (
     ".safetensors",
     ".bin",
@@ -44,6 +46,20 @@ def carry(source: Path, out: Path, made: frozenset[str]) -> tuple[str, ...]:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, place)
     return tuple(left)
+
+
+def check_carried(source: Path) -> None:
+    """Say before the work that a file could not come along.
+
+    Raises:
+        CheckpointError: one cannot be read, or is a link to nothing.
+    """
+    for name in _files(source):
+        path = source / name
+        if not name.endswith(WEIGHTS) and not os.access(path, os.R_OK):
+            found = "no right to read it" if path.exists() else f"a link to {os.readlink(path)}, where nothing is"
+            hint = "put it right, or remove it: what lies beside the weights comes along"
+            raise CheckpointError(f"{path} cannot be copied", expected="a file", found=found, hint=hint)
 
 
 def _files(folder: Path) -> Iterator[str]:

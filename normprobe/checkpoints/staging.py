@@ -117,7 +117,7 @@ def staged(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     part = part_of(out)
     try:
-        part.mkdir()
+        _make(part, out)
         with _locked(part, out):
             try:
                 yield part
@@ -128,6 +128,13 @@ def staged(out: Path, *, overwrite: bool) -> Iterator[Path]:
                 raise
     except OSError as error:
         raise refusal(out, error) from error
+
+
+def _make(part: Path, out: Path) -> None:
+    try:
+        part.mkdir()
+    except FileExistsError as error:  # made since `recover` looked
+        raise CheckpointError(f"{out} is being made by another run", hint="wait for it, or another name") from error
 
 
 def refusal(out: Path, error: OSError) -> CheckpointError:

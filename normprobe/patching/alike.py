@@ -56,7 +56,8 @@ def alike(model: Any, model_type: str, inputs: Inputs, numbers: Mapping[float, f
         SettingError: there is no such architecture.
         CheckpointError: it has no place for some of the tensors, or computes something else.
     """
-    ours = Side(model, inputs, model.config.model_type)
+    own = model.config.model_type
+    ours = Side(model, inputs, f"the rewritten {own}" if own == model_type else own)
     config, dropped = retyped(model.config, config_class(model_type), ours.survey.anatomy)
     set_numbers(config, numbers)
     kind = _class_for(model, config)

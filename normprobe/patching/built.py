@@ -15,8 +15,8 @@ from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.patching.scratch import Scratch
-from normprobe.targets.config import read_config
-from normprobe.targets.heads import model_class
+from normprobe.targets.config import own_code, read_config
+from normprobe.targets.heads import class_with_code, model_class
 from normprobe.targets.inputs import make_inputs
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.pretrained import load_pretrained
@@ -58,18 +58,18 @@ def build(
     """The model in `folder`, whose open weights are `source`; what is converted goes to `scratch`.
 
     Raises:
-        CheckpointError: it is an adapter, its weights are quantised, or some are missing.
+        CheckpointError: its weights are quantised, or some are missing.
         TargetError: it cannot be built.
         InputError: no inputs can be made for it.
     """
-    refuse_adapter(folder)
     config = read_config(folder / "config.json", options)
     refuse_quantised(folder, source, config)
     options.refuse("a checkpoint is patched in the dtype that most of its weights are stored in", "dtype")
     options = replace(options, dtype=_dtype(source))
     tensors = dict(source.tensors)
+    kind = class_with_code(config, folder) if own_code(vars(config)) else model_class(config)
     with scratch.placing(mapped=tensors.values(), spare=source.nbytes):
-        built = load_pretrained(model_class(config), None, config, options, name, "folder", state_dict=tensors)
+        built = load_pretrained(kind, None, config, options, name, "folder", state_dict=tensors)
     refuse_incomplete(folder, built)
     model: Any = built.model.eval()
     tokenizer, found = read_tokenizer(folder, trust=options.trust_remote_code)

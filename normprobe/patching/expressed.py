@@ -16,6 +16,7 @@ from normprobe.patching.bound import key_of
 from normprobe.structure.modelling import base_of
 from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
+from normprobe.targets.config import own_code
 from normprobe.targets.quiet import quiet
 
 
@@ -34,7 +35,7 @@ def expressed(
     if pairs is None:
         return None
     config = copy.deepcopy(model.config)
-    fields = state_numbers(base_of(model), config, model, pairs)
+    fields = state_numbers(built_by(model), config, model, pairs)
     made = _built(model, config) if fields else None
     if made is None or _numbers(made) != _numbers(model) or not same_outputs(made, model, inputs):
         return None
@@ -104,10 +105,15 @@ def _off(kind: type[Any], config: Any, wanted: Mapping[tuple[str, str], float]) 
     return sum(held.get(place, value) != value for place, value in wanted.items())
 
 
+def built_by(model: Any) -> type[Any]:
+    """The class that builds the model as it was before a patch: that of transformers, or what came with it."""
+    return type(model) if own_code(vars(model.config)) else base_of(model)
+
+
 def _built(model: Any, config: Any) -> nn.Module:
     """A model of `config` that shares the weights of `model`."""
     with quiet():
-        made: nn.Module = base_of(model).from_pretrained(
+        made: nn.Module = built_by(model).from_pretrained(
             None, config=config, state_dict=model.state_dict(), dtype=main_dtype(model), local_files_only=True
         )
     return made.eval()

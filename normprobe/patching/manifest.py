@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +11,11 @@ from pydantic import ValidationError
 
 from normprobe.checkpoints.digest import digest, digest_of
 from normprobe.checkpoints.header import read_header
+from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.records.base import Record
 from normprobe.rewrites import Proof
+from normprobe.version import __version__
 
 NAME = "normprobe.json"
 SCHEMA: Literal["normprobe-patch/1"] = "normprobe-patch/1"
@@ -108,10 +111,26 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / NAME
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {NAME}", expected="a folder that normprobe patch wrote")
+    fields = read_json(path)
     try:
-        return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read", expected=f"a manifest {SCHEMA}", found=str(error)) from error
+        return Manifest.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        raise _unread(path, fields, error) from error
+
+
+def _unread(path: Path, fields: Mapping[str, Any], error: ValidationError) -> CheckpointError:
+    """That it is none that this version reads, and which version wrote it if it says so."""
+    versions, stated = fields.get("versions"), fields.get("schema_", SCHEMA)
+    by = versions.get("normprobe") if isinstance(versions, dict) else None
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    found = f"{stated!r:.80}" if stated != SCHEMA else f"{place}: {first['msg'].lower()}"
+    return CheckpointError(
+        f"{path} is no manifest that normprobe {__version__} reads",
+        expected=SCHEMA,
+        found=found + (f"; normprobe {by} wrote it" if by else ""),
+        hint="patch the source again" + (f", or check it with normprobe {by}" if by not in (None, __version__) else ""),
+    )
 
 
 def hashes_of(folder: Path, but: Mapping[str, Any]) -> dict[str, str]:

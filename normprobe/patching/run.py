@@ -14,10 +14,12 @@ from torch import nn
 
 from normprobe.checkpoints.opened import Opened, hashing
 from normprobe.checkpoints.staging import check_place, named, recover, staged
+from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
 from normprobe.patching.alike import alike, switched
 from normprobe.patching.built import Subject
+from normprobe.patching.configured import NAME as CONFIG
 from normprobe.patching.expressed import expressed, numbers_of, same_model
 from normprobe.patching.load import load
 from normprobe.patching.manifest import Became, Manifest
@@ -34,6 +36,7 @@ from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Rewrite, make_plan
 from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
+from normprobe.targets.config import own_code
 from normprobe.targets.quiet import quiet
 
 
@@ -69,7 +72,8 @@ class Patched:
     def loading(self) -> str:
         """How it is loaded."""
         if self.manifest.loads == "plain":
-            return f'from_pretrained("{self.out}")'
+            trust = ", trust_remote_code=True" if own_code(read_json(self.out / CONFIG)) else ""
+            return f'from_pretrained("{self.out}"{trust})'
         return f'from_pretrained("{self.out}", trust_remote_code=True), or normprobe.load("{self.out}")'
 
 
@@ -177,6 +181,8 @@ def _said(
     given = (subject.inputs, numbers_of(structure, values) or {})
     if options.as_type is None:
         said = not changes or expressed(subject.model, structure, changes, subject.inputs) is not None
+        if not said:
+            _refuse_own_code(subject.model)
         found, became = None if said else switched(subject.model, *given), None
         if found is None:
             return subject, [] if said else changes, None
@@ -188,6 +194,13 @@ def _said(
     return replace(subject, model=found.model), [], became
 
 
+def _refuse_own_code(model: Any) -> None:
+    if own_code(vars(model.config)):
+        what = "the patch needs code, and the model is Python code that came with the checkpoint (auto_map)"
+        hint = "normprobe.rewrite changes it in place; or what changes weights and stated numbers alone"
+        raise CheckpointError(what, expected="a model of transformers", found=type(model).__name__, hint=hint)
+
+
 def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
     """The model as it is loaded from the new folder.
 
@@ -196,11 +209,23 @@ def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
     """
     tell("check", 0, 0)
     with quiet(), Scratch(part).placing(like=subject.model):
-        model: nn.Module = load(part, dtype=main_dtype(subject.model))
+        model = _load(part, subject.model)
     if not same_model(model, subject.model, subject.inputs):
         what = "what was written holds or gives other numbers than the rewritten model, and was removed"
         raise CheckpointError(what, hint="this is a fault of normprobe: please report it with the command")
     return model
+
+
+def _load(part: Path, model: Any) -> nn.Module:
+    """By the class that was patched where that came with the checkpoint, else by transformers."""
+    dtype = main_dtype(model)
+    made: nn.Module
+    if own_code(vars(model.config)):
+        config = type(model.config).from_pretrained(part, local_files_only=True)
+        made = type(model).from_pretrained(part, config=config, dtype=dtype, local_files_only=True).eval()
+    else:
+        made = load(part, dtype=dtype)
+    return made
 
 
 def _audit(model: nn.Module, subject: Subject, level: Level | None, tell: Tell) -> Report | None:

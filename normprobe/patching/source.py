@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from normprobe.checkpoints.carried import check_carried
 from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.checkpoints.weights import SAFE
 from normprobe.errors import CheckpointError
-from normprobe.patching.built import Subject, build, refuse_incomplete, with_inputs
+from normprobe.patching.built import Subject, build, refuse_adapter, refuse_incomplete, with_inputs
 from normprobe.patching.scratch import Scratch
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, whole_repository
@@ -35,6 +36,8 @@ def opened_subject(name: str, options: TargetOptions, scratch: Scratch) -> Itera
     if path.is_file():
         yield _from_gguf(path, name, options)
         return
+    refuse_adapter(path)
+    check_carried(path)
     with opened(path, allow_pickle=options.allow_pickle) as source:
         yield build(path, name, revision, source, options, scratch), source
 

@@ -116,6 +116,7 @@ class Baseline:
     ran: _Ran
     anatomy: Anatomy
     wide: list[Tensor] | None = None
+    wider: str = ""
     why_not_wide: str = ""
     widest: bool = False
     exact: bool = True
@@ -143,7 +144,7 @@ class Baseline:
             return cls(ran, anatomy, why_not_wide=f"no wider copy runs: {type(error).__name__}: {error}")
         if not _alike(wide, ran.outputs):
             return cls(ran, anatomy, why_not_wide="a wider copy returns other shapes")
-        return cls(ran, anatomy, wide)
+        return cls(ran, anatomy, wide, str(_wider(model))[6:])
 
     def compare(self, model: nn.Module, inputs: Inputs) -> Proof:
         """Run the rewritten model and compare.
@@ -201,7 +202,8 @@ class Baseline:
         assert self.wide is not None
         floor = _SPACINGS * largest * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
         measured, dtype = 2 * _distance(self.ran.outputs, self.wide), str(self.wide[0].dtype)[6:]
-        source = f"twice the original's own distance to a {dtype} copy of it on these inputs"
+        source = f"twice the original's own distance to a {self.wider} copy of it on these inputs"
+        source += "" if dtype == self.wider else f", whose outputs are {dtype}"
         chosen = self._chosen(largest, f"less than {source} ({measured:.3g})")
         if not measured <= chosen[0]:
             return chosen
@@ -222,10 +224,14 @@ def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> list[Te
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1 or not dtypes <= _WIDER.keys():
         raise ValueError(f"parameters of dtypes {sorted(map(str, dtypes))} on {len(devices)} devices")
-    wide = torch.float64 if torch.float32 in dtypes else torch.float32
+    wide = _wider(model)
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
     with untouched(model):  # a hook may write to what it holds of the model
         return _Ran.of(rebuild(model, wide, devices.pop(), {}, hooked=True), moved, anatomy).outputs
+
+
+def _wider(model: nn.Module) -> torch.dtype:
+    return torch.float64 if any(p.dtype is torch.float32 for p in model.parameters()) else torch.float32
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:

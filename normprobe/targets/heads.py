@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from normprobe.errors import TargetError
@@ -98,6 +99,22 @@ def builder(config: Any, trust: bool) -> Callable[[Any], Any]:
         auto = auto_with_code(config)
         return lambda given: auto.from_config(given, trust_remote_code=True)
     return model_class(config)
+
+
+def class_with_code(config: Any, folder: Path) -> type[Any]:
+    """The model class that `config.auto_map` names, by running the code in `folder`.
+
+    Raises:
+        TargetError: auto_map names code for no model, or the code does not run.
+    """
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    name = config.auto_map[auto_with_code(config).__name__]
+    try:
+        found: type[Any] = get_class_from_dynamic_module(name, folder, local_files_only=True)
+    except Exception as error:  # foreign code may fail in any way; the reason is shown
+        raise TargetError(f"{folder}: no {name}", found=f"{type(error).__name__}: {error}") from error
+    return found
 
 
 def auto_with_code(config: Any) -> Any:

@@ -171,6 +171,7 @@ def test_findings_are_mended(run: Run, tmp_path: Path) -> None:
         (["SOURCE", "--plan", "--eps", "1e-5", "--as", "qwen3"], "--as has no effect: --plan writes nothing"),
         (["SOURCE", "OUT", "--as", "qwn3"], "--as names no architecture"),
         (["SOURCE", "OUT", "--as", "gemma"], "llama is no gemma"),
+        (["SOURCE", "OUT", "--qk-norm", "unit", "--as", "llama"], "the rewritten llama is no llama"),
         (["SOURCE", "--verify", "--eps", "1e-5"], "--eps has no effect: --verify checks a folder alone"),
         (["SOURCE", "OUT", "--eps", "1e-5", "--max-shard-size", "2 apples"], "--max-shard-size is no size"),
         (["SOURCE", "OUT", "--eps", "1e-5", "--mend", "all"], "mend names no effect"),

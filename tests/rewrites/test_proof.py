@@ -51,6 +51,24 @@ def test_no_change_is_proven_to_be_none() -> None:
     before.assert_kept()
 
 
+class Narrowed(nn.Module):
+    """Gives float32 whatever it computes in, as a Mamba does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).float()
+
+
+def test_a_wider_copy_is_told_by_its_own_dtype() -> None:
+    torch.manual_seed(0)
+    model, inputs = Narrowed(), torch.randn(512, 64)
+    proof = Baseline.of(model, inputs, Effect.EXACT, Anatomy()).compare(model, inputs)
+    assert "distance to a float64 copy of it on these inputs, whose outputs are float32" in proof.tolerance_source
+
+
 @pytest.mark.parametrize("factor", [1.01, 0.99])
 def test_a_change_is_not_hidden(factor: float) -> None:
     torch.manual_seed(0)
