@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,15 @@ def overflowing(factor: float, bias: float) -> models.Built:
     return model, inputs
 
 
+def finite(model: nn.Module, inputs: Any, path: str) -> bool:
+    """Whether a module gives out numbers alone: with AVX-512 torch's kernel does so for infinite logits, else not."""
+    outputs: list[Tensor] = []
+    with model.get_submodule(path).register_forward_hook(lambda _m, _i, out: outputs.append(out[0])), torch.no_grad():
+        model(**inputs)
+    (output,) = outputs
+    return bool(output.isfinite().all())
+
+
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_logits_that_overflow_are_told_as_the_cause(kernel: str) -> None:
     """Some of their sums are infinite, some are NaN."""
@@ -156,7 +166,8 @@ def test_logits_that_overflow_are_told_as_the_cause(kernel: str) -> None:
     cause = r"queries and keys of RMS 5\S+e\+27 and 5\S+e\+27 over \d features in head 0 are finite, and their product"
     assert re.search(rf"logits reach inf in head 0 \({cause} overflows float32\)", large.message)
     lost = [f for f in report.findings if f.code == "NP504"]
-    assert [f.where for f in lost] == (["transformer.h.1.attn"] if kernel == "eager" else [])  # the kernel hides it
+    hidden = kernel == "sdpa" and finite(model, inputs, "transformer.h.1.attn")
+    assert [f.where for f in lost] == ([] if hidden else ["transformer.h.1.attn"])
     assert all(re.search(f"; {cause} overflows float32", f.message) for f in lost)
 
 

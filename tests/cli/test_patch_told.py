@@ -18,7 +18,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run() -> Run:
-    return lambda *arguments: CliRunner().invoke(app, ["patch", *map(str, arguments)])
+    wide = {"COLUMNS": "400"}  # however long the paths are, none is broken
+    return lambda *arguments: CliRunner().invoke(app, ["patch", *map(str, arguments)], env=wide)
 
 
 @pytest.fixture
