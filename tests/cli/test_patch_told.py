@@ -71,7 +71,8 @@ def test_a_plan_that_would_be_refused_is_shown_and_refused(run: Run, source: Pat
 def test_quiet_is_without_progress_alone(run: Run, source: Path, tmp_path: Path) -> None:
     loud, quiet = (run(source, tmp_path / name, "--eps", "1e-5", *more) for name, more in (("a", ()), ("b", ("-q",))))
     assert "proof: " in quiet.stdout
-    assert quiet.stdout == loud.stdout.replace(str(tmp_path / "a"), str(tmp_path / "b"))
+    told = ["".join(each.stdout.split()) for each in (loud, quiet)]  # lines break where the path is long
+    assert told[1] == told[0].replace(str(tmp_path / "a"), str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("written", ["true", "false"])
