@@ -17,3 +17,13 @@ def test_folders_behind_links_come_along_and_rings_end(tmp_path: Path) -> None:
     (source / "sub" / "ring").symlink_to(source)
     assert carry(source, out, frozenset()) == ("linked/old.safetensors",)
     assert [str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()] == ["linked/of mine.txt"]
+
+
+def test_what_tools_keep_for_themselves_stays_behind(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    out.mkdir()
+    for name in (".git/config", ".cache/huggingface/lock", "sub/.git/config", ".gitattributes"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("")
+    assert carry(source, out, frozenset()) == ()
+    assert [str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()] == [".gitattributes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,3 +80,22 @@ def test_a_folder_that_exists_is_refused_before_the_checkpoint_is_fetched(
     with pytest.raises(CheckpointError, match="out exists"):
         patch("org/model", tmp_path / "out", [Initialise()], PICKLES)
     assert contents(tmp_path / "out") == {}
+
+
+class Runs:
+    """What makes a folder where its pickle is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_pickle_that_runs_code_is_refused_and_runs_none(source: Source) -> None:
+    folder = source("llama")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, "more": Runs(folder / "ran")}, folder / "pytorch_model.bin")
+    refused(folder, r"pytorch_model.bin: cannot be read")
+    assert not (folder / "ran").exists()
