@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import final
 
@@ -84,15 +85,16 @@ class Output:
     def __init__(self, folder: Path, layout: Layout, source: Opened, told: Told = lambda done: None) -> None:
         self.folder, self.layout, self.source, self.told = folder, layout, source, told
         self._places = {name: file for file, rooms in layout.items() for name in rooms}
-        self._stack = ExitStack()
         self._writers: dict[str, ShardWriter] = {}
         self._behind: Behind[Tensor | None] = Behind()
-        for file, rooms in layout.items():
-            header = laid_out({n: (r.dtype, r.shape, r.nbytes) for n, r in rooms.items()}, source.metadata)
-            writer = ShardWriter(folder / file, header)
-            self._stack.callback(writer.close)
-            self._writers[file] = writer
-        self._stack.callback(self._behind.close)
+        with ExitStack() as stack:  # where one file cannot be made, the others are let go of
+            for file, rooms in layout.items():
+                header = laid_out({n: (r.dtype, r.shape, r.nbytes) for n, r in rooms.items()}, source.metadata)
+                writer = ShardWriter(folder / file, header)
+                stack.callback(writer.close)
+                self._writers[file] = writer
+            stack.callback(self._behind.close)
+            self._stack = stack.pop_all()
 
     def put(self, name: str, tensor: Tensor, then: Callable[[Tensor | None], object] = lambda mapped: None) -> None:
         """Write a tensor, again if need be, while the caller goes on.
@@ -189,7 +191,9 @@ class Output:
                     writer.put_bytes(name, parts_in(stream, *header.range_of(entry)), self.told)
 
     def _write_index(self) -> None:
-        total = sum(room.nbytes for rooms in self.layout.values() for room in rooms.values())
-        metadata = {**(self.source.index or {}).get("metadata", {}), "total_size": total}
+        rooms = [room for held in self.layout.values() for room in held.values()]
+        metadata = {**(self.source.index or {}).get("metadata", {}), "total_size": sum(room.nbytes for room in rooms)}
+        if "total_parameters" in metadata:
+            metadata["total_parameters"] = sum(prod(room.shape) for room in rooms)
         index = {**(self.source.index or {}), "metadata": metadata, "weight_map": dict(sorted(self._places.items()))}
         (self.folder / SAFE_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

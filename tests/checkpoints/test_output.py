@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +124,25 @@ def test_closing_waits_for_the_write_that_goes_on(source: Opened, tmp_path: Path
     threading.Timer(0.2, held_up.set).start()
     output.close()
     assert held_up.is_set()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system lists no open files")
+def test_files_are_let_go_of_where_one_cannot_be_made(source: Opened, tmp_path: Path) -> None:
+    rooms = same_layout(source)["model.safetensors"]
+    (tmp_path / "out" / "2.safetensors").write_text("in the way")
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileExistsError, match=r"2\.safetensors"):
+        Output(tmp_path / "out", {"1.safetensors": {"a": rooms["a"]}, "2.safetensors": {"b": rooms["b"]}}, source)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_index_counts_what_lies_in_the_files(source: Opened, tmp_path: Path) -> None:
+    rooms = same_layout(source)["model.safetensors"]
+    stale = replace(source, index={"metadata": {"total_parameters": 1, "total_size": 2, "by": "hand"}})
+    layout = {f"{name}.safetensors": {name: rooms[name]} for name in ("a", "small")}
+    output = Output(tmp_path / "out", layout, stale)
+    output.finish()
+    output.close()
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_parameters": LARGE + 3, "total_size": 4 * (LARGE + 3), "by": "hand"}
+    assert index["weight_map"] == {"a": "a.safetensors", "small": "small.safetensors"}
