@@ -24,6 +24,9 @@ except ImportError:
     LOCKS = False  # this system has none: a run that goes on is not told from a leftover
 
 
+LAST = "normprobe.json"  # the file that a folder gets last, by which it is known as one that moved in whole
+
+
 def named(out: Path) -> Path:
     """`out` by a name of its own, beside which there is place for others; `.` and `..` have none."""
     return Path(os.path.realpath(out)) if out.name in ("", "..") else out
@@ -84,7 +87,8 @@ def recover(out: Path) -> tuple[str, ...]:
     """Put right what a run that was killed left beside `out`, and say what that was.
 
     Raises:
-        CheckpointError: another run that still goes on is filling it, or the system refuses.
+        CheckpointError: another run that still goes on is filling it, somebody else took its place, or the system
+            refuses.
     """
     try:
         return tuple(_put_right(out))
@@ -100,6 +104,9 @@ def _put_right(out: Path) -> Iterator[str]:
             shutil.rmtree(part)
         yield f"removed {part}, the unfinished folder of a run that was stopped"
     if backup.is_dir() and out.exists():
+        if not (out / LAST).is_file():
+            what = f"{out} was made by somebody else while {backup} waited to come back to its place"
+            raise CheckpointError(what, expected="one of them", hint="move one of them away, then run this again")
         shutil.rmtree(backup)
         yield f"removed {backup}: the folder that replaced it is in place"
     elif backup.is_dir():

@@ -11,13 +11,14 @@ from pydantic import ValidationError
 
 from normprobe.checkpoints.digest import digest, digest_of
 from normprobe.checkpoints.header import read_header
+from normprobe.checkpoints.staging import LAST
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.records.base import Record
 from normprobe.rewrites import Proof
 from normprobe.version import __version__
 
-NAME = "normprobe.json"
+NAME = LAST
 SCHEMA: Literal["normprobe-patch/1"] = "normprobe-patch/1"
 
 

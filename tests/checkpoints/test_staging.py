@@ -119,9 +119,19 @@ def test_killed_after_the_moves_the_backup_goes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     filled(backup_of(out), "old")
     filled(out)
+    (out / staging.LAST).write_text("{}")
     assert any("removed" in line for line in recover(out))
     assert text_of(out) == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_somebody_made_in_the_place_of_the_old_one_costs_neither(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    filled(backup_of(out), "old")
+    filled(out, "theirs")
+    with pytest.raises(CheckpointError, match=r"made by somebody else while .*normprobe-backup waited"):
+        recover(out)
+    assert (text_of(out), text_of(backup_of(out))) == ("theirs", "old")
 
 
 @pytest.mark.skipif(not staging.LOCKS, reason="this system has no file locks")
@@ -194,6 +204,7 @@ def test_what_it_replaced_and_cannot_be_removed_is_named(tmp_path: Path, monkeyp
     ):
         filled(part)
     assert text_of(out) == "new"
+    (out / staging.LAST).write_text("{}")
     with pytest.raises(CheckpointError, match=r"(?s)beside .*out cannot be put right.*normprobe-backup"):
         recover(out)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import GemmaConfig, GemmaForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 import normprobe
 from normprobe.errors import CheckpointError
@@ -47,3 +47,13 @@ def test_an_architecture_with_the_same_tensors_is_not_what_was_patched(source: S
     with pytest.raises(CheckpointError, match=r"(?s)GemmaForCausalLM is not what was patched.*LlamaForCausalLM"):
         normprobe.apply_manifest(other, out)
     assert str(other) == before
+
+
+def test_what_was_added_is_trained(source: Source) -> None:
+    folder = source("llama")
+    out = patch(str(folder), folder.parent / "out", [AddQKNorm()], FAST).out
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    code = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    for model in (normprobe.load(out), code, normprobe.apply_manifest(plain, out)):
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        assert len(list(model.parameters())) == 25
