@@ -12,12 +12,13 @@ from typing import Any
 
 HIDDEN, INNER, VOCABULARY, HEADS = 4096, 11008, 32000, 32
 SHARD = 2 * 10**9  # bytes
-AUDITED = "with audits on 32 tokens"
+MEASURED = 32  # tokens where something is measured on them
+AUDITED = f"with audits on {MEASURED} tokens"
 CASES: Mapping[str, tuple[str, dict[str, Any], bool]] = {  # rewrite, its settings, whether audits are made
     "FoldGains": ("FoldGains", {}, False),
     "Initialise": ("Initialise", {"scheme": "gpt2"}, False),
     f"FoldGains, {AUDITED}": ("FoldGains", {}, True),
-    "AddQKNorm, calibrated on 32 tokens": ("AddQKNorm", {"start": "calibrated"}, False),
+    f"AddQKNorm, calibrated on {MEASURED} tokens": ("AddQKNorm", {"start": "calibrated"}, False),
 }
 TIMED = ("FoldGains", "Initialise")  # cases that a copy of the files is the measure of
 
@@ -81,7 +82,7 @@ def _values(noise: Any, number: int, like: Any) -> Any:
 def run(name: str, source: str, out: str) -> dict[str, Any]:
     """Patch; seconds by stage."""
     started = time.perf_counter()
-    from normprobe.patching.options import FEW, PatchOptions
+    from normprobe.patching.options import PatchOptions
     from normprobe.patching.run import patch
     from normprobe.rewrites import load
     from normprobe.targets.options import TargetOptions
@@ -97,7 +98,9 @@ def run(name: str, source: str, out: str) -> dict[str, Any]:
         now, since = stage, moment
 
     tell("load", 0, 0)
-    options = PatchOptions(level="forward" if audits else None, target=TargetOptions(tokens=FEW))
+    options = PatchOptions(
+        level="forward" if audits else None, target=TargetOptions(tokens=None if name in TIMED else MEASURED)
+    )
     patch(source, Path(out), [load({"rewrite": rewrite, **settings})], options, tell)
     tell("", 0, 0)
     return {"stages": stages}
