@@ -11,7 +11,7 @@ from normprobe.records import Level
 from normprobe.rewrites import Effect, Rewrite
 from normprobe.targets.options import TargetOptions
 
-FEW = 8  # tokens of a row on which nothing is measured
+FEW = 32  # tokens of a row on which nothing is measured
 _MOST_ROOM = 4 << 30  # bytes; a wider copy of a larger model would take minutes to run
 Tell = Callable[[str, int, int], object]  # stage, bytes done, bytes in all
 
