@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from normprobe.cli.commands import app
-from tests.patching.checkpoints import gpt2, llama, saved
+from tests.cli.test_patch import Run, run, source
+from tests.patching.checkpoints import gpt2, saved
 
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run() -> Run:
-    wide = {"COLUMNS": "400"}  # however long the paths are, none is broken
-    return lambda *arguments: CliRunner().invoke(app, ["patch", *map(str, arguments)], env=wide)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(llama(), tmp_path / "source")
+__all__ = ["run", "source"]  # the fixtures
 
 
 def test_a_plan_is_told_as_it_was_made(run: Run, source: Path) -> None:
