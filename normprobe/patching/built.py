@@ -1,4 +1,4 @@
-"""The model of a checkpoint whose weights are mapped from the disk, with inputs for one forward."""
+"""The model of a checkpoint whose weights are mapped from the disk, and inputs for one forward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Subject:
         model: in eval mode.
         config: its configuration as plain values, as it was read.
         tokenizer: None where it has none.
-        inputs: for one forward.
+        inputs: for one forward, once they are made.
         described: what they are.
         notes: what was found on the way.
     """
@@ -55,12 +55,11 @@ class Subject:
 def build(
     folder: Path, name: str, revision: str | None, source: Opened, options: TargetOptions, scratch: Scratch
 ) -> Subject:
-    """The model in `folder`, whose open weights are `source`; what is converted goes to `scratch`.
+    """The model in `folder`, without inputs, whose open weights are `source`; what is converted goes to `scratch`.
 
     Raises:
         CheckpointError: its weights are quantised, or some are missing.
         TargetError: it cannot be built.
-        InputError: no inputs can be made for it.
     """
     config = read_config(folder / "config.json", options)
     refuse_quantised(folder, source, config)
@@ -74,7 +73,7 @@ def build(
     model: Any = built.model.eval()
     tokenizer, found = read_tokenizer(folder, trust=options.trust_remote_code)
     notes = (*built.notes, *found)
-    return with_inputs(Subject(folder, name, revision, model, model.config.to_dict(), tokenizer, notes=notes), options)
+    return Subject(folder, name, revision, model, model.config.to_dict(), tokenizer, notes=notes)
 
 
 def with_inputs(subject: Subject, options: TargetOptions) -> Subject:

@@ -11,7 +11,9 @@ from normprobe.records import Level
 from normprobe.rewrites import Effect, Rewrite
 from normprobe.targets.options import TargetOptions
 
-FEW = 32  # tokens of a row on which nothing is measured
+# Tokens of a row on which nothing is measured. The tolerance is the distance to a wider copy, one draw of rounding for
+# each token. A model of which no such copy is made has a tolerance that is chosen, for few tokens as for many.
+FEW, FEWEST = 32, 8
 _MOST_ROOM = 4 << 30  # bytes; a wider copy of a larger model would take minutes to run
 Tell = Callable[[str, int, int], object]  # stage, bytes done, bytes in all
 
@@ -46,13 +48,18 @@ class PatchOptions:
         if self.mend not in (None, *effects):
             raise SettingError("mend names no effect", expected=" | ".join(effects), found=repr(self.mend))
 
-    def reading(self, rewrites: Sequence[Rewrite]) -> TargetOptions:
-        """How the checkpoint is read: where nothing is measured on the inputs, a short row proves as much as a long
-        one, and runs sooner."""
-        read = replace(self.target, own_weights=True)
+    def reading(self) -> TargetOptions:
+        """How the checkpoint is read."""
+        return replace(self.target, own_weights=True)
+
+    def inputs_for(self, rewrites: Sequence[Rewrite], size: int) -> TargetOptions:
+        """How inputs are made for a model of `size` bytes: where nothing is measured on them, a short row proves as
+        much as a long one, and runs sooner."""
         measured = self.level or self.mend or any(map(_measures, rewrites))
-        given = read.tokens is not None or read.text is not None or read.text_file is not None
-        return read if measured or given else replace(read, tokens=FEW)
+        given = self.target.tokens is not None or self.target.text is not None or self.target.text_file is not None
+        if measured or given:
+            return self.target
+        return replace(self.target, tokens=FEW if 2 * size <= _MOST_ROOM else FEWEST)
 
 
 def _measures(rewrite: Rewrite) -> bool:

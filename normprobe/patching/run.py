@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
@@ -18,7 +20,7 @@ from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
 from normprobe.patching.alike import alike, switched
-from normprobe.patching.built import Subject
+from normprobe.patching.built import Subject, with_inputs
 from normprobe.patching.configured import NAME as CONFIG
 from normprobe.patching.expressed import expressed, numbers_of, same_model
 from normprobe.patching.load import load
@@ -33,7 +35,7 @@ from normprobe.patching.writing import Writing
 from normprobe.probing import probe
 from normprobe.records import Level
 from normprobe.report.report import Report
-from normprobe.rewrites import Plan, Rewrite, make_plan
+from normprobe.rewrites import Plan, Rewrite, Site, make_plan
 from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
 from normprobe.targets.config import own_code
@@ -105,11 +107,10 @@ def patch(
     out = named(out)
     notes = recover(out)
     check_place(out, Path(checkpoint).expanduser(), overwrite=options.overwrite)  # before anything is fetched
-    reading = options.reading(rewrites)
-    check_place(out, located(checkpoint, reading)[0], overwrite=options.overwrite)
+    check_place(out, located(checkpoint, options.reading())[0], overwrite=options.overwrite)
     with (
         staged(out, overwrite=options.overwrite) as part,
-        opened_subject(checkpoint, reading, Scratch(part)) as (subject, source),
+        _read(checkpoint, rewrites, options, part) as (subject, source),
         hashing(source) as source_sum,
     ):
         before = _audit(subject.model, subject, options.level, told)
@@ -126,14 +127,30 @@ def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions 
     options = options or PatchOptions()
     with (
         TemporaryDirectory(prefix="normprobe-") as place,
-        opened_subject(checkpoint, options.reading(rewrites), Scratch(Path(place))) as (subject, _),
+        _read(checkpoint, rewrites, options, Path(place)) as (subject, _),
     ):
         for number, rewrite in enumerate(rewrites, 1):
             plan = make_plan(subject.model, [rewrite], subject.inputs)
             yield plan
             plan.check()
             if number < len(rewrites):
-                plan.apply(done=lambda site: None, room=room())
+                plan.apply(done=partial(_put_away, subject.model, Scratch(Path(place))), room=room())
+
+
+def _put_away(model: nn.Module, scratch: Scratch, site: Site) -> None:
+    """What was changed at a site goes to the disk, so that no more than one place of the model is held in memory."""
+    held = dict(model.named_parameters(remove_duplicate=False))
+    for parameter in (held[name] for name in site.touched if name in held):
+        parameter.data = scratch.placed(parameter.data)
+
+
+@contextmanager
+def _read(
+    checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions, scratch: Path
+) -> Iterator[tuple[Subject, Opened]]:
+    """The model with inputs; what is converted as it is loaded goes into the folder `scratch`."""
+    with opened_subject(checkpoint, options.reading(), Scratch(scratch)) as (subject, source):
+        yield with_inputs(subject, options.inputs_for(rewrites, source.nbytes)), source
 
 
 def _made(

@@ -12,7 +12,7 @@ from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.checkpoints.weights import SAFE
 from normprobe.errors import CheckpointError
-from normprobe.patching.built import Subject, build, refuse_adapter, refuse_incomplete, with_inputs
+from normprobe.patching.built import Subject, build, refuse_adapter, refuse_incomplete
 from normprobe.patching.scratch import Scratch
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, whole_repository
@@ -21,7 +21,7 @@ from normprobe.targets.options import TargetOptions
 
 @contextmanager
 def opened_subject(name: str, options: TargetOptions, scratch: Scratch) -> Iterator[tuple[Subject, Opened]]:
-    """The model that `name` stands for, and its weights, open until the end of the block.
+    """The model that `name` stands for, without inputs, and its weights, open until the end of the block.
 
     Args:
         name: a folder, a hub id or a .gguf file.
@@ -76,4 +76,4 @@ def _from_gguf(path: Path, name: str, options: TargetOptions) -> tuple[Subject, 
     dtypes = {key: name_of(tensor.dtype) for key, tensor in kept.items()}
     source = Opened(path.parent, (path,), kept, {SAFE: tuple(kept)}, dtypes, {"format": "pt"}, safe=False)
     subject = Subject(path, name, None, model, model.config.to_dict(), built.tokenizer, notes=built.notes)
-    return with_inputs(subject, options), source
+    return subject, source

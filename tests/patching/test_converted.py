@@ -25,7 +25,7 @@ from normprobe.patching.run import Patched, patch, planned
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import opened_subject
 from normprobe.patching.writing import Writing
-from normprobe.rewrites import Initialise, Rewrite, SetEps
+from normprobe.rewrites import Initialise, Plan, Rewrite, SetEps, make_plan
 from normprobe.targets.options import TargetOptions
 from tests.patching.checkpoints import made, mixtral
 
@@ -74,6 +74,21 @@ def test_no_parameter_is_in_memory_once_it_is_loaded(source: Source, tmp_path: P
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
         wanted = MixtralForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in subject.model.state_dict().items())
+
+
+@linux
+def test_what_a_plan_changes_for_the_next_is_not_held_in_memory(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[str]] = []
+
+    def made(model: nn.Module, *args: Any) -> Plan:
+        found.append(anonymous(model))
+        return make_plan(model, *args)
+
+    monkeypatch.setattr("normprobe.patching.run.make_plan", made)
+    assert len([*planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST)]) == 2
+    assert found == [set(), set()]
 
 
 @linux
@@ -182,7 +197,7 @@ def test_a_plan_leaves_nothing_among_temporary_files(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    assert planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST)
+    assert len([*planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST)]) == 2
     assert list((tmp_path / "temporary").iterdir()) == []
 
 

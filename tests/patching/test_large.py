@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 from normprobe.checkpoints import digest as sums
 from normprobe.checkpoints import opened as module
 from normprobe.checkpoints.opened import hashing, opened
-from normprobe.patching.options import FEW, PatchOptions
+from normprobe.patching.options import FEW, FEWEST, PatchOptions
 from normprobe.patching.run import patch
 from normprobe.patching.writing import Writing
 from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, QKClip, Rewrite, SetEps, Site
@@ -70,21 +70,27 @@ def test_the_stages_are_told_as_they_begin(sharded: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rewrites", "options", "tokens"),
+    ("rewrites", "options", "size", "tokens"),
     [
-        ([FoldGains(), Initialise()], PatchOptions(level=None), FEW),
-        ([FoldGains(), AddQKNorm(start="calibrated")], PatchOptions(level=None), None),
-        ([QKClip(limit=50.0)], PatchOptions(level=None), None),
-        ([FoldGains()], PatchOptions(), None),
-        ([SetEps(eps=1e-5)], PatchOptions(level=None, mend="exact"), None),
-        ([FoldGains()], PatchOptions(level=None, target=TargetOptions(tokens=7)), 7),
-        ([FoldGains()], PatchOptions(level=None, target=TargetOptions(text="some words")), None),
+        ([FoldGains(), Initialise()], PatchOptions(level=None), 2 << 30, FEW),
+        (
+            [FoldGains(), Initialise()],
+            PatchOptions(level=None),
+            (2 << 30) + 1,
+            FEWEST,
+        ),  # of which no wider copy is made
+        ([FoldGains(), AddQKNorm(start="calibrated")], PatchOptions(level=None), 1, None),
+        ([QKClip(limit=50.0)], PatchOptions(level=None), 1, None),
+        ([FoldGains()], PatchOptions(), 8 << 30, None),
+        ([SetEps(eps=1e-5)], PatchOptions(level=None, mend="exact"), 1, None),
+        ([FoldGains()], PatchOptions(level=None, target=TargetOptions(tokens=7)), 8 << 30, 7),
+        ([FoldGains()], PatchOptions(level=None, target=TargetOptions(text="some words")), 1, None),
     ],
 )
 def test_the_row_is_short_where_nothing_is_measured_on_it(
-    rewrites: list[Rewrite], options: PatchOptions, tokens: int | None
+    rewrites: list[Rewrite], options: PatchOptions, size: int, tokens: int | None
 ) -> None:
-    assert options.reading(rewrites).tokens == tokens
+    assert options.inputs_for(rewrites, size).tokens == tokens
 
 
 def test_values_that_came_while_others_were_written_stay(tmp_path: Path) -> None:
