@@ -5,7 +5,9 @@ Dims: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from normprobe.measures.main_output import main_output
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
 from normprobe.rewrites.base import Effect
+from normprobe.rewrites.choices import Choices, Given
 from normprobe.rewrites.edits import PART, parts_of
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
@@ -49,6 +52,10 @@ class Proof(Record):
         loss: what the losses are; None where the inputs hold neither labels nor the tokens of logits.
         loss_before: of the original model, in nats.
         loss_after: of the rewritten model.
+        choices: rows of which the model chooses the largest or the order, as a router its experts; 0 where the rewrite
+            changes outputs on purpose.
+        choices_given: in how many of these the rewritten model chose others that are nearly as large, by rounding; it
+            was run with the choice of the original there.
         rounding_before: max distance to the outputs of the original model in the next wider dtype.
         rounding_after: the same of the rewritten model.
         tolerance: largest `max_abs` that rounding explains; None where none could be derived or none applies.
@@ -65,6 +72,8 @@ class Proof(Record):
     loss: str | None = None
     loss_before: float | None = None
     loss_after: float | None = None
+    choices: int = 0
+    choices_given: int = 0
     rounding_before: float | None = None
     rounding_after: float | None = None
     tolerance: float | None = None
@@ -77,6 +86,9 @@ class Proof(Record):
             text += f", KL {self.kl:.3g} nat, same next token {self.agreement:.1%} of {self.tokens}"
         if self.loss is not None:
             text += f", loss {self.loss_before:.4g} -> {self.loss_after:.4g} ({self.loss})"
+        if self.choices_given:
+            text += f", given the original's choice where rounding made another in {self.choices_given} of"
+            text += f" {self.choices} rows (top-k, sort)"
         if self.tolerance is None:
             return f"{text}; no tolerance: {self.tolerance_source}"
         verdict = "within" if self.holds else "beyond"
@@ -92,9 +104,9 @@ class _Ran:
     loss: tuple[float, str] | None
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> _Ran:
+    def of(cls, model: nn.Module, inputs: Inputs, anatomy: Anatomy, choosing: AbstractContextManager[object]) -> _Ran:
         with untouched(model) as keeper, torch.no_grad():
-            with keeper.mode():
+            with keeper.mode(), choosing:
                 output = invoke(model, inputs)
             floating = [t for _, t in named_tensors(output) if t.is_floating_point() and t.numel()]
             found, wanted = [t.detach().clone() for t in floating], main_output(output)
@@ -111,10 +123,12 @@ class _Ran:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The outputs of the model before a rewrite, and those of a copy in the next wider dtype where one was made."""
+    """The outputs of the model before a rewrite, and those of a copy in the next wider dtype where one was made, given
+    the same choices."""
 
     ran: _Ran
     anatomy: Anatomy
+    choices: Choices
     wide: list[Tensor] | None = None
     wider: str = ""
     why_not_wide: str = ""
@@ -129,22 +143,23 @@ class Baseline:
 
         `anatomy` of the original model says which loss its outputs have.
         """
-        ran = _Ran.of(model, inputs, anatomy)
+        choices = Choices()
+        ran = _Ran.of(model, inputs, anatomy, choices.noted())
+        made = partial(cls, ran, anatomy, choices)
         if effect is not Effect.EXACT:
-            why = f"a {effect.value} rewrite changes the outputs on purpose"
-            return cls(ran, anatomy, why_not_wide=why, exact=False)
+            return made(why_not_wide=f"a {effect.value} rewrite changes the outputs on purpose", exact=False)
         if all(t.dtype is torch.float64 for t in ran.outputs):
-            return cls(ran, anatomy, widest=True)
+            return made(widest=True)
         size = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
         if room is not None and size > room:
-            return cls(ran, anatomy, why_not_wide=f"a wider copy takes {size:,} bytes, more than there is room for")
+            return made(why_not_wide=f"a wider copy takes {size:,} bytes, more than there is room for")
         try:
-            wide = _wide_outputs(model, inputs, anatomy)
+            wide = _wide_outputs(model, inputs, anatomy, choices.given(_share(ran)))
         except Exception as error:  # a foreign model may refuse another dtype in any way; the reason is shown
-            return cls(ran, anatomy, why_not_wide=f"no wider copy runs: {type(error).__name__}: {error}")
+            return made(why_not_wide=f"no wider copy runs: {type(error).__name__}: {error}")
         if not _alike(wide, ran.outputs):
-            return cls(ran, anatomy, why_not_wide="a wider copy returns other shapes")
-        return cls(ran, anatomy, wide, str(_wider(model))[6:])
+            return made(why_not_wide="a wider copy returns other shapes")
+        return made(wide, str(_wider(model))[6:])
 
     def compare(self, model: nn.Module, inputs: Inputs) -> Proof:
         """Run the rewritten model and compare.
@@ -152,7 +167,8 @@ class Baseline:
         Raises:
             RewriteError: it returns other tensors than before.
         """
-        ran, before = _Ran.of(model, inputs, self.anatomy), self.ran.outputs
+        given = self.choices.given(_share(self.ran))
+        ran, before = _Ran.of(model, inputs, self.anatomy, given if self.exact else nullcontext()), self.ran.outputs
         if not _alike(ran.outputs, before):
             raise RewriteError(
                 "the rewritten model returns other tensors",
@@ -166,6 +182,8 @@ class Baseline:
             dtype=str(before[0].dtype)[6:],
             max_abs=change,
             max_rel=0.0 if change == 0 else change / largest if 0 < largest < _INFINITE else _INFINITE,
+            choices=given.rows,
+            choices_given=given.kept,
             **facts,
             **_tokens(self.ran.main, ran.main, tuple(tuple(t.shape) for t in integers)),
         )
@@ -192,9 +210,8 @@ class Baseline:
         return {"tolerance": tolerance, "tolerance_source": source, "holds": change <= tolerance}
 
     def _chosen(self, largest: float, why: str) -> tuple[float, str]:
-        own = self.ran.outputs[0].dtype
-        share = _UNKNOWN.get(own, _UNKNOWN[torch.float32])
-        return share * largest, f"choice: {share:g} of the largest output in {str(own)[6:]}; {why}"
+        share, own = _share(self.ran), str(self.ran.outputs[0].dtype)[6:]
+        return share * largest, f"choice: {share:g} of the largest output in {own}; {why}"
 
     def _measured(self, largest: float) -> tuple[float, str]:
         """Twice the distance to the wider copy, or a few spacings of the largest output where these are more; a choice
@@ -212,13 +229,19 @@ class Baseline:
         return floor, f"{_SPACINGS} spacings of the largest output, more than {source} ({measured:.3g})"
 
 
+def _share(ran: _Ran) -> float:
+    """What is far above rounding and far below another function, of the largest number."""
+    own = ran.outputs[0].dtype
+    return _FLOAT64 if own is torch.float64 else _UNKNOWN.get(own, _UNKNOWN[torch.float32])
+
+
 def _losses(before: _Ran, after: _Ran) -> dict[str, Any]:
     if before.loss is None or after.loss is None:
         return {}
     return {"loss": before.loss[1], "loss_before": before.loss[0], "loss_after": after.loss[0]}
 
 
-def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> list[Tensor]:
+def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy, given: Given) -> list[Tensor]:
     """Outputs of a copy in the next wider dtype, which calls the hooks of the model itself."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     devices = {p.device for p in model.parameters()}
@@ -227,7 +250,7 @@ def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy) -> list[Te
     wide = _wider(model)
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
     with untouched(model):  # a hook may write to what it holds of the model
-        return _Ran.of(rebuild(model, wide, devices.pop(), {}, hooked=True), moved, anatomy).outputs
+        return _Ran.of(rebuild(model, wide, devices.pop(), {}, hooked=True), moved, anatomy, given).outputs
 
 
 def _wider(model: nn.Module) -> torch.dtype:

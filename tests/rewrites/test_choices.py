@@ -1,0 +1,152 @@
+"""A rewritten model is given the choices of the original where rounding alone made it take others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from normprobe.errors import RewriteError
+from normprobe.records import Anatomy
+from normprobe.rewrites import FoldGains, make_plan
+from normprobe.rewrites.base import Effect
+from normprobe.rewrites.choices import Choices
+from normprobe.rewrites.proof import Baseline, Proof
+from tests.rewrites.cases import Scaled
+
+TIE = 1 + 2**-20  # by how much the first of two experts is ahead
+TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "topk": lambda scores: scores.topk(1).indices,
+    "topk along the first": lambda scores: scores.T.topk(1, 0).indices.T,
+    "sort": lambda scores: scores.sort(descending=True).indices[:, :1],
+    "stable sort": lambda scores: scores.sort(stable=True, dim=1, descending=True).indices[:, :1],
+    "argsort": lambda scores: scores.argsort(dim=-1, descending=True)[:, :1],
+    "max": lambda scores: scores.max(1).indices[:, None],
+    "max, dimension kept": lambda scores: scores.max(-1, keepdim=True).indices,
+    "min": lambda scores: (-scores).min(-1, keepdim=True).indices,
+    "argmax": lambda scores: scores.argmax(-1)[:, None],
+    "argmin": lambda scores: (-scores).argmin(dim=1, keepdim=True),
+}
+
+
+class Routed(nn.Module):
+    """Gives each row what one of two experts holds, which differ by far: scores (N, 2), experts (2, D)."""
+
+    def __init__(self, taken: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.router = nn.Linear(1, 2, bias=False)
+        self.experts = nn.Parameter(torch.tensor([[1.0, 2.0], [-1.0, 5.0]]))
+        self.taken = taken
+        with torch.no_grad():
+            self.router.weight.copy_(torch.tensor([[TIE], [1.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[self.taken(self.router(x))[:, 0]] * x
+
+
+def proven(taken: Callable[[Tensor], Tensor], first: float, effect: Effect = Effect.EXACT) -> Proof:
+    """What is told once the first expert's score has changed by a factor."""
+    model, x = Routed(taken), torch.tensor([[1.0], [3.0], [-2.0]])  # the third row takes the second
+    baseline = Baseline.of(model, x, effect, Anatomy())
+    with torch.no_grad():
+        model.router.weight[0] *= first
+    return baseline.compare(model, x)
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
+def test_a_choice_that_rounding_made_another_is_given(taken: Callable[[Tensor], Tensor]) -> None:
+    proof = proven(taken, 1 - 2**-19)
+    assert (proof.max_abs, proof.holds) == (0.0, True)
+    assert (proof.choices, proof.choices_given) == (3, 3)
+    assert "given the original's choice where rounding made another in 3 of 3 rows (top-k, sort)" in str(proof)
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
+def test_another_choice_is_not_given(taken: Callable[[Tensor], Tensor]) -> None:
+    proof = proven(taken, 0.99)
+    assert proof.holds is False
+    assert (proof.choices, proof.choices_given) == (3, 0)
+    assert "given" not in str(proof)
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
+def test_the_same_choice_gives_the_same_bits(taken: Callable[[Tensor], Tensor]) -> None:
+    proof = proven(taken, 1.0)
+    assert (proof.max_abs, proof.choices, proof.choices_given) == (0.0, 3, 0)
+
+
+def test_what_a_rewrite_changes_on_purpose_is_told_as_it_is() -> None:
+    proof = proven(TAKEN["topk"], 1 - 2**-19, Effect.BREAKING)
+    assert proof.max_abs > 1
+    assert (proof.choices, proof.choices_given) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda s: s.topk(2).indices, lambda s: s.max(1, keepdim=True).indices],
+    ids=["more", "otherwise"],
+)
+def test_a_model_that_chooses_otherwise_is_given_nothing(other: Callable[[Tensor], Tensor]) -> None:
+    scores, choices = torch.tensor([[TIE, 1.0]]), Choices()
+    with choices.noted():
+        for _ in range(3):
+            scores.topk(1)
+    given = choices.given(1e-3)
+    with given:
+        assert other(scores.flip(1))[0, 0] == 1
+        assert scores.flip(1).topk(1).indices.tolist() == [[1]], "nor afterwards"
+    assert given.rows == 0
+
+
+def test_values_follow_what_is_chosen_and_rows_are_told_apart() -> None:
+    before = torch.tensor([[TIE, 1.0, -9.0], [2.0, 1.0, float("-inf")], [1.0, 0.5, float("nan")]])
+    after = torch.tensor([[1.0, TIE, -9.0], [1.0, 2.0, float("-inf")], [1.0, 0.5, float("nan")]])
+    choices = Choices()
+    with choices.noted():
+        before.topk(2)
+    given = choices.given(1e-3)
+    with given:
+        values, indices = after.topk(2)
+    assert indices[:2].tolist() == [[0, 1], [1, 0]]
+    assert values[:2].tolist() == [[1.0, TIE], [2.0, 1.0]]
+    assert (given.rows, given.kept) == (3, 1)
+
+
+def test_whole_numbers_are_chosen_without_rounding() -> None:
+    choices = Choices()
+    with choices.noted():
+        torch.tensor([[1, 2]]).argmax(-1)
+        torch.tensor(1.0).topk(1)
+        torch.tensor([1.0, 2.0]).argmax()
+    assert choices.taken == []
+
+
+def mixtral(seed: int) -> MixtralForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads)).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+    return model
+
+
+def test_a_fold_of_a_mixture_of_experts_is_proven() -> None:
+    model = mixtral(1)
+    ids = {"input_ids": torch.randint(0, 256, (1, 32))}
+    proof = make_plan(model, [FoldGains()], ids).apply().proof
+    assert proof is not None
+    assert proof.holds
+    assert 0 < proof.choices_given < proof.choices == 128
+
+
+def test_a_wrong_router_of_a_mixture_of_experts_is_refused() -> None:
+    model = mixtral(1)
+    ids = {"input_ids": torch.randint(0, 256, (1, 32))}
+    with pytest.raises(RewriteError, match="could not prove Scaled"):
+        make_plan(model, [Scaled(-1.0, ("model.layers.2.mlp.gate",))], ids).apply()
