@@ -78,7 +78,7 @@ def _verified(asked: dict[str, Any]) -> int:
 
 def _planned(asked: dict[str, Any]) -> int:
     _refuse(asked, "--plan writes nothing", ("out", "overwrite", "max_shard_size", "mend", "as_type"))
-    plans: list[tuple[str, list[dict[str, Any]]]] = []
+    plans: list[tuple[list[str], list[dict[str, Any]]]] = []
     refused: NormprobeError | None = None
     with byte_progress(quiet=asked["quiet"]) as advance, quiet_stdout():
         advance("load", 0, 0)
@@ -88,14 +88,14 @@ def _planned(asked: dict[str, Any]) -> int:
 
         try:
             for plan in planned(asked["checkpoint"], _rewrites(asked), _options(asked)):
-                plans.append((plan.brief(), [values_of(*step) for step in plan.steps]))
+                plans.append((plan.rows(brief=True), [values_of(*step) for step in plan.steps]))
         except RewriteError as error:
             refused = error
     if asked["format"] is opt.TableChoice.JSON:
         steps = [step for _, each in plans for step in each]
         put(json.dumps({"steps": steps, "problem": refused and str(refused)}, indent=2, ensure_ascii=False) + "\n")
     elif plans:
-        show(Group(*(Text(text) for text, _ in plans)))
+        show(Group(*(Text(row) for rows, _ in plans for row in rows)))
     if refused is not None:
         raise refused
     return CLEAN
@@ -173,7 +173,7 @@ def _parts(found: Patched) -> Iterator[RenderableType]:
         yield Text(note, style="dim")
     if found.before is not None:
         yield from _audited("before", found.before)
-    yield from (Text(each.brief()) for each in found.plans)
+    yield from (Text(row) for each in found.plans for row in each.rows(brief=True))
     if len(found.plans) > 1 and found.manifest.proof is not None:
         yield Text(f"all together: {found.manifest.proof}")
     if found.manifest.became is not None:

@@ -245,17 +245,21 @@ class Plan:
         return ", ".join(rewrite.name for rewrite, _ in self.steps)
 
     def __str__(self) -> str:
-        return self._text(brief=False)
+        rows = self.rows()
+        if not (self.state == "applied" and self._applied is None):
+            rows.append(f"undo holds {counted(sum(site.undo_bytes for site in self._sites()), 'byte')}")
+        return "\n".join(rows)
 
-    def brief(self) -> str:
-        """The same with places that differ by their numbers alone in one line."""
-        return self._text(brief=True)
+    def rows(self, brief: bool = False) -> list[str]:
+        """What it changes and what that did, line by line; what is said of the line above it is indented further.
 
-    def _text(self, brief: bool) -> str:
+        Args:
+            brief: whether places that differ by their numbers alone are one line.
+        """
         rows = [f"{self.state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
         for rewrite, found in self.steps:
             rows += rows_of(rewrite, found, brief)
-        sites = [site for _, found in self.steps for site in found.sites]
+        sites = self._sites()
         if any(site.added for site in sites):
             rows.append(f"parameters are added: {_MADE_BEFORE} does not hold them")
         if any(site.gone for site in sites):
@@ -264,10 +268,7 @@ class Plan:
             rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
         rows += [] if self._unrun is None else [self._unrun]
         rows += shortened([f"now: {line}" for line in self._told if self.state == "applied"], brief)
-        memory = sum(site.undo_bytes for site in sites)
-        if not (self.state == "applied" and self._applied is None):
-            rows.append(f"undo holds {counted(memory, 'byte')}")
-        return "\n".join(rows if self.proof is None else [*rows, f"proof: {self.proof}"])
+        return rows if self.proof is None else [*rows, f"proof: {self.proof}"]
 
 
 def _change(rewrite: Rewrite, model: nn.Module, site: Site, undo: ExitStack, where: str) -> None:
