@@ -15,6 +15,7 @@ from rich.text import Text
 
 from normprobe.cli.interrupt import INTERRUPTED
 from normprobe.errors import NormprobeError
+from normprobe.report.lines import Lines
 
 CLEAN, FINDINGS, FAILED = 0, 1, 2
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
@@ -93,6 +94,6 @@ def _unexpected(error: BaseException, *, debug: bool) -> Text:
 
 def _say(message: Text) -> None:
     try:
-        stderr().print(message)
+        stderr().print(Lines([message]))
     except (OSError, ValueError):
         return  # standard error is gone; the exit code is all that is left to say

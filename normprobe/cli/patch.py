@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Group, RenderableType
 from rich.text import Text
 
 from normprobe.cli import options as opt
@@ -20,6 +19,7 @@ from normprobe.cli.output import put, quiet_stdout, show
 from normprobe.cli.progress import byte_progress
 from normprobe.cli.signature import takes
 from normprobe.errors import NormprobeError, RewriteError, SettingError
+from normprobe.report.lines import Lines
 from normprobe.report.verdict import verdict
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _verified(asked: dict[str, Any]) -> int:
             json.dumps({"folder": asked["checkpoint"], "problems": found.problems, "told": found.told}, indent=2) + "\n"
         )
     else:
-        show(Group(*map(Text, (*found.told, *found.problems, found.summary))))
+        show(Lines(map(Text, (*found.told, *found.problems, found.summary))))
     return FINDINGS if found.problems else CLEAN
 
 
@@ -95,7 +95,7 @@ def _planned(asked: dict[str, Any]) -> int:
         steps = [step for _, each in plans for step in each]
         put(json.dumps({"steps": steps, "problem": refused and str(refused)}, indent=2, ensure_ascii=False) + "\n")
     elif plans:
-        show(Group(*(Text(row) for rows, _ in plans for row in rows)))
+        show(Lines(Text(row) for rows, _ in plans for row in rows))
     if refused is not None:
         raise refused
     return CLEAN
@@ -113,7 +113,7 @@ def _patched(asked: dict[str, Any]) -> int:
     if asked["format"] is opt.TableChoice.JSON:
         put(found.manifest.model_dump_json(indent=2) + "\n")
     else:
-        show(Group(*_parts(found)))
+        show(Lines(_parts(found)))
     return CLEAN
 
 
@@ -168,7 +168,7 @@ def _refuse(asked: dict[str, Any], why: str, names: tuple[str, ...]) -> None:
             raise SettingError(f"{option} has no effect: {why}", hint=f"leave {option} out")
 
 
-def _parts(found: Patched) -> Iterator[RenderableType]:
+def _parts(found: Patched) -> Iterator[Text]:
     for note in found.notes:
         yield Text(note, style="dim")
     if found.before is not None:

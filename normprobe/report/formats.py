@@ -91,7 +91,7 @@ def content(data: ReportData, format: Format) -> str:
 def rich_text(renderable: RenderableType, console: Console) -> str:
     """What `console` would print; lines end where their text ends when it is no terminal."""
     with console.capture() as captured:
-        console.print(renderable)
+        console.print(renderable, crop=False)  # a word that is longer than a line is not lost
     text = captured.get()
     if console.is_terminal:
         return text

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.text import Text
+from typer.testing import CliRunner
 
+from normprobe.cli.commands import app
 from tests.cli.test_patch import Run, run, source
 from tests.patching.checkpoints import gpt2, saved
 
@@ -21,6 +26,36 @@ def test_a_plan_is_told_as_it_was_made(run: Run, source: Path) -> None:
     assert "model.layers.*.input_layernorm: goes into model.layers.*.self_attn.v_proj.weight," in told
     assert "model.layers.*.self_attn.q_proj.weight (2 places)" in told
     assert not {"proof", "undo"} & set(told.split())
+
+
+def on_terminal(width: int, *arguments: object) -> Any:
+    wide = {"COLUMNS": str(width), "FORCE_COLOR": "1"}  # by the second a pipe is a terminal
+    return CliRunner().invoke(app, ["patch", *map(str, arguments), "--quiet"], env=wide)
+
+
+def hanging(told: str, width: int) -> list[str]:
+    """What is whole in a pipe, as a terminal has to show it."""
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    rows = [(row, " " * (len(row) - len(row.lstrip()) + 4)) for row in told.splitlines()]
+    return [line for row, indent in rows for line in textwrap.wrap(row, width, subsequent_indent=indent, **whole)]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_plans_and_errors_with_their_indents(run: Run, source: Path, width: int) -> None:
+    asked = (source, "--plan", "--fold-norms", "--rewrite", "SetEps(eps=1e-5, only='none')")
+    piped, found = run(*asked), on_terminal(width, *asked)
+    assert (piped.exit_code, found.exit_code) == (2, 2)
+    for whole, shown in ((piped.stdout, found.stdout), (piped.stderr, found.stderr)):
+        lines = [line.rstrip() for line in Text.from_ansi(shown).plain.splitlines()]
+        assert lines == hanging(whole, width)
+        assert len(lines) > len(whole.splitlines())
+
+
+def test_a_narrow_pipe_breaks_nothing(source: Path) -> None:
+    asked = ["patch", str(source), "--plan", "--fold-norms", "--rewrite", "FoldGains(expect=7)"]
+    narrow, wide = (CliRunner().invoke(app, asked, env={"COLUMNS": width}) for width in ("40", "400"))
+    assert (narrow.stdout, narrow.stderr) == (wide.stdout, wide.stderr)
+    assert max(map(len, narrow.stdout.splitlines())) > 80
 
 
 def test_a_plan_is_data(run: Run, tmp_path: Path) -> None:
