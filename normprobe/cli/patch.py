@@ -111,7 +111,8 @@ def _patched(asked: dict[str, Any]) -> int:
             from normprobe.patching.run import patch as run
         found = run(asked["checkpoint"], Path(asked["out"]), _rewrites(asked), _options(asked), advance)
     if asked["format"] is opt.TableChoice.JSON:
-        put(found.manifest.model_dump_json(indent=2) + "\n")
+        told = {**json.loads(found.manifest.model_dump_json()), "notes": found.notes}
+        put(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     else:
         show(Lines(_parts(found)))
     return CLEAN

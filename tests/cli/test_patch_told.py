@@ -28,6 +28,9 @@ def test_a_plan_is_told_as_it_was_made(run: Run, source: Path) -> None:
     assert not {"proof", "undo"} & set(told.split())
 
 
+FORMS = {"text": (), "data": ("--format", "json")}
+
+
 def on_terminal(width: int, *arguments: object) -> Any:
     wide = {"COLUMNS": str(width), "FORCE_COLOR": "1"}  # by the second a pipe is a terminal
     return CliRunner().invoke(app, ["patch", *map(str, arguments), "--quiet"], env=wide)
@@ -87,6 +90,13 @@ def test_a_plan_that_would_be_refused_is_shown_and_refused(run: Run, source: Pat
     nothing = run(source, "--plan", "--swap", "layernorm:rmsnorm")
     assert (nothing.exit_code, "0 sites" in nothing.stdout) == (2, True)
     assert "ToRMSNorm would change nothing" in nothing.stderr
+
+
+def test_what_was_found_as_it_was_read_is_data_too(run: Run, source: Path, tmp_path: Path) -> None:
+    text, data = (run(source, tmp_path / name, "--eps", "1e-5", *form) for name, form in FORMS.items())
+    notes = json.loads(data.stdout)["notes"]
+    assert notes
+    assert notes == text.stdout.splitlines()[: len(notes)]
 
 
 def test_quiet_is_without_progress_alone(run: Run, source: Path, tmp_path: Path) -> None:
