@@ -19,16 +19,16 @@ from normprobe.checkpoints.staging import check_place, named, recover, staged
 from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
-from normprobe.patching.alike import alike, switched
+from normprobe.patching.alike.configuration import config_class
+from normprobe.patching.alike.model import alike, switched
+from normprobe.patching.alike.tokens import check_tokens
 from normprobe.patching.built import Subject, with_inputs
 from normprobe.patching.configured import NAME as CONFIG
 from normprobe.patching.expressed import expressed, numbers_of, same_model
 from normprobe.patching.load import load
 from normprobe.patching.manifest import Became, Manifest
 from normprobe.patching.options import PatchOptions, Tell, room
-from normprobe.patching.retyped import config_class
 from normprobe.patching.rewriting import rewritten
-from normprobe.patching.same_tokens import check_tokens
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import located, opened_subject
 from normprobe.patching.writing import Writing

@@ -25,7 +25,7 @@ from transformers import (
 
 import normprobe
 from normprobe.errors import NormprobeError, SettingError
-from normprobe.patching.alike import alike
+from normprobe.patching.alike.model import alike
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
 from normprobe.rewrites import AddQKNorm, FoldGains, FreezeBatchNorm, Initialise, Rewrite, SetEps
@@ -274,7 +274,7 @@ def test_a_tokeniser_that_would_give_other_tokens_is_refused(source: Source, mon
     folder = source("llama")
     tokenizer(folder)
     other = lambda path, trust: (lambda text: {"input_ids": [7]}, ())  # noqa: E731
-    monkeypatch.setattr("normprobe.patching.same_tokens.read_tokenizer", other)
+    monkeypatch.setattr("normprobe.patching.alike.tokens.read_tokenizer", other)
     assert "gives other tokens" in refusal(folder, "qwen3", [SHARED])
 
 

@@ -14,7 +14,7 @@ from normprobe.capture.experts import valueless_experts
 from normprobe.capture.invoke import Inputs
 from normprobe.checkpoints.names import listed
 from normprobe.errors import CheckpointError
-from normprobe.patching.places import Place, is_bias, places
+from normprobe.patching.alike.places import Place, is_bias, places
 from normprobe.rewrites.base import Survey
 
 WITHOUT = "without --as it is written as what it is, with code where it needs some"

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.capture.invoke import Inputs
-from normprobe.errors import CheckpointError, RewriteError
-from normprobe.patching.expressed import outputs_in_training, set_numbers, state_numbers
-from normprobe.patching.matched import WITHOUT, Origins, Side, has_room, match
-from normprobe.patching.options import room
-from normprobe.patching.retyped import config_class, retyped
-from normprobe.records import Anatomy, NormSite
-from normprobe.rewrites import Effect, Proof
-from normprobe.rewrites.proof import Baseline
+from normprobe.errors import CheckpointError
+from normprobe.patching.alike.configuration import config_class, retyped
+from normprobe.patching.alike.outputs import compared
+from normprobe.patching.alike.tensors import Origins, Side, has_room, match
+from normprobe.patching.expressed import set_numbers, state_numbers
+from normprobe.records import Anatomy
+from normprobe.rewrites import Proof
 from normprobe.structure.modelling import base_of
 from normprobe.structure.restore import main_dtype
 from normprobe.targets.heads import model_class
@@ -108,7 +107,7 @@ def _as_configured(ours: Side, kind: type[Any], config: Any, dropped: dict[str, 
     theirs = Side(_empty(kind, config, ours.model), ours.inputs, config.model_type)
     origins = match(ours, theirs)
     made = _filled(kind, config, ours, theirs, origins)
-    return Alike(made, origins, _compared(ours, theirs, made, origins), dropped)
+    return Alike(made, origins, compared(ours, theirs, made, origins), dropped)
 
 
 def _class_for(model: nn.Module, config: Any) -> type[Any]:
@@ -153,55 +152,3 @@ def _filled(kind: type[Any], config: Any, ours: Side, theirs: Side, origins: Ori
         raise CheckpointError(f"{kind.__name__} does not take the tensors of {ours.called}", found=str(lost[0]))
     made.config.architectures = [kind.__name__]
     return made.eval()
-
-
-def _compared(ours: Side, theirs: Side, made: nn.Module, origins: Origins) -> Proof:
-    """Both on the same inputs.
-
-    Raises:
-        CheckpointError: the outputs differ by more than rounding explains, or not in training.
-    """
-    before = Baseline.of(ours.model, ours.inputs, Effect.EXACT, ours.survey.anatomy, room())
-    what = f"{ours.called} is no {theirs.called}: every tensor has a place there, but the outputs differ"
-    try:
-        proof = before.compare(made, ours.inputs)
-    except RewriteError as error:
-        raise CheckpointError(what, expected=error.expected, found=error.found) from error
-    if proof.holds:
-        _check_training(ours, theirs, made, proof.tolerance or 0.0)
-        return proof
-    found = "; ".join((str(proof), *_differences(ours, theirs, origins)))
-    raise CheckpointError(what, expected="the same outputs, within rounding", found=found, hint=WITHOUT)
-
-
-def _differences(ours: Side, theirs: Side, origins: Origins) -> Iterator[str]:
-    """What the data flow of the two says differently."""
-    norms = [{n.weight: n for n in side.survey.anatomy.norms} for side in (ours, theirs)]
-    for name, old in origins.items():
-        a, b = norms[0].get(old), norms[1].get(name)
-        if a is not None and b is not None and _norm(a) != _norm(b):
-            yield f"{a.path}: {_norm(a)}; in {theirs.called} {_norm(b)}"
-            break
-    sites = (side.survey.anatomy.attention[:1] for side in (ours, theirs))
-    for one, other in zip(*sites, strict=False):
-        for field in ("heads", "kv_heads", "scale", "softcap", "causal", "window", "biased"):
-            told = [getattr(site, field) for site in (one, other)]
-            if told[0] != told[1]:
-                yield f"{one.path}: {field} {told[0]}; in {theirs.called} {told[1]}"
-
-
-def _check_training(ours: Side, theirs: Side, made: nn.Module, tolerance: float) -> None:
-    """Frozen statistics and dropout show in training alone; nothing is said of a model that draws numbers there."""
-    first, second, other = (
-        outputs_in_training(model, ours.inputs, seed) for model, seed in ((ours.model, 0), (ours.model, 1), (made, 0))
-    )
-    drawn = any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    off = max((float((a - b).abs().max()) for a, b in zip(first, other, strict=True)), default=0.0)
-    if not drawn and not off <= tolerance:
-        what = f"{ours.called} is no {theirs.called}: in training the outputs differ, by dropout or batch statistics"
-        raise CheckpointError(what, expected=f"max |Δ| <= {tolerance:.3g}", found=f"{off:.3g}", hint=WITHOUT)
-
-
-def _norm(norm: NormSite) -> str:
-    eps = "" if norm.eps is None else f", eps {norm.eps:.3g}"
-    return f"{norm.kind}, {norm.affine}{eps}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normprobe.checkpoints.opened import opened
 from normprobe.errors import CheckpointError
-from normprobe.patching.matched import Side, match
+from normprobe.patching.alike.tensors import Side, match
 from normprobe.patching.writing import Writing
 from tests.patching.checkpoints import llama, saved
 
