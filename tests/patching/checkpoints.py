@@ -1,15 +1,28 @@
-"""Tiny checkpoints to patch, with everything that comes along with one."""
+"""Tiny checkpoints to patch, with everything that comes along with one, and what is read out of them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
+import normprobe
+from normprobe.rewrites import Rewrite
 from normprobe.targets.quiet import quiet, seeded
 
 VOCABULARY = 64
@@ -54,6 +67,17 @@ def saved(model: Any, folder: Path, shard: str = "5GB") -> Path:
     return folder
 
 
+def tokenizer(folder: Path, **fields: Any) -> None:
+    """A tokeniser beside the weights that gives one token a character."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(["<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **fields}))
+
+
 @cache
 def _template(name: str, base: Path) -> Path:
     kinds = {"llama": llama, "gpt2": gpt2, "mixtral": mixtral}
@@ -70,3 +94,34 @@ def checkpoint(folder: Path, name: str, base: Path) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file with its bytes."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    """Every tensor by its name."""
+    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
+
+
+def shards(folder: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    found: dict[str, str] = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    return found
+
+
+def config(folder: Path) -> dict[str, Any]:
+    """What `config.json` says."""
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+def in_memory(folder: Path, rewrites: list[Rewrite]) -> Any:
+    """The model of a checkpoint, rewritten where it is."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    for rewrite in rewrites:
+        normprobe.rewrite(model, rewrite, None)
+    return model
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model.eval()(IDS).logits
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -31,7 +29,21 @@ from normprobe.patching.run import Patched, patch
 from normprobe.rewrites import AddQKNorm, FoldGains, FreezeBatchNorm, Initialise, Rewrite, SetEps
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.options import TargetOptions
-from tests.patching.checkpoints import HEADS, IDS, SIZES, contents, llama, made, saved
+from tests.patching.checkpoints import (
+    HEADS,
+    IDS,
+    SIZES,
+    config,
+    contents,
+    in_memory,
+    llama,
+    logits,
+    made,
+    saved,
+    shards,
+    stored,
+    tokenizer,
+)
 from tests.targets.test_gguf import write as write_gguf
 
 Source = Callable[[str], Path]
@@ -49,33 +61,6 @@ def refusal(folder: Path, model_type: str, rewrites: list[Rewrite]) -> str:
         written(folder, model_type, rewrites)
     assert sorted(folder.parent.iterdir()) == beside
     return str(caught.value)
-
-
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model.eval()(IDS).logits
-    return found
-
-
-def in_memory(folder: Path, rewrites: list[Rewrite]) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    for rewrite in rewrites:
-        normprobe.rewrite(model, rewrite, None)
-    return model
-
-
-def stored(folder: Path) -> dict[str, Tensor]:
-    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
-
-
-def config(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found
-
-
-def shards(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    return found
 
 
 @pytest.mark.parametrize("rewrites", [[SHARED], [SHARED, FoldGains(), Initialise(seed=3)]], ids=["qk", "more"])
@@ -250,16 +235,6 @@ def test_tensors_are_told_by_their_place_where_names_do_not_say_it(source: Sourc
         for part in "qk":
             at = f"model.layers.{layer}.self_attn."
             assert found[f"{at}{part}_norm.weight"] == f"{at}{part}_proj.{part}_norm.weight"
-
-
-def tokenizer(folder: Path, **fields: Any) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {word: number for number, word in enumerate(["<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789"])}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **fields}))
 
 
 def test_the_tokeniser_comes_along_and_gives_the_same_tokens(source: Source) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 import normprobe
@@ -16,13 +15,7 @@ from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
 from normprobe.rewrites import AddQKNorm, MuP, Rewrite, ScaleResidual
 from normprobe.targets.quiet import quiet
-from tests.patching.checkpoints import IDS, SIZES, llama, made, mixtral, saved
-
-
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model.eval()(IDS).logits
-    return found
+from tests.patching.checkpoints import SIZES, llama, logits, made, mixtral, saved
 
 
 def names(folder: Path) -> set[str]:

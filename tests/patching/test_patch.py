@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import normprobe
@@ -30,7 +27,7 @@ from normprobe.rewrites import (
     ToDyT,
     ToRMSNorm,
 )
-from tests.patching.checkpoints import IDS, contents
+from tests.patching.checkpoints import config, contents, in_memory, logits, shards, stored
 
 Source = Callable[[str], Path]
 FAST = PatchOptions(level=None)
@@ -55,29 +52,6 @@ def patched(source: Path, rewrites: list[Rewrite], options: PatchOptions = FAST)
     return patch(str(source), source.parent / "out", rewrites, options)
 
 
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model.eval()(IDS).logits
-    return found
-
-
-def in_memory(source: Path, rewrites: list[Rewrite]) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    inputs = None
-    for rewrite in rewrites:
-        normprobe.rewrite(model, rewrite, inputs)
-    return model
-
-
-def stored(folder: Path) -> dict[str, Tensor]:
-    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
-
-
-def weight_map(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    return found
-
-
 @pytest.mark.parametrize("name", ["llama-sharded-bf16", "gpt2", "mixtral"])
 @pytest.mark.parametrize("rewrites", WEIGHTS.values(), ids=WEIGHTS)
 def test_weights_alone_give_a_plain_checkpoint(source: Source, name: str, rewrites: list[Rewrite]) -> None:
@@ -93,7 +67,7 @@ def test_weights_alone_give_a_plain_checkpoint(source: Source, name: str, rewrit
     assert old.keys() == new.keys()
     assert {k: (t.dtype, t.shape) for k, t in old.items()} == {k: (t.dtype, t.shape) for k, t in new.items()}
     if "sharded" in name:
-        assert weight_map(found.out) == weight_map(folder)
+        assert shards(found.out) == shards(folder)
 
 
 @pytest.mark.parametrize("name", ["llama-sharded-bf16", "gpt2"])
@@ -103,11 +77,11 @@ def test_three_ways_of_loading_give_the_same_logits(source: Source, name: str, r
     found = patched(folder, rewrites)
     assert found.manifest.loads == "code"
     wanted = logits(in_memory(folder, rewrites))
-    config = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     ways = {
         "load": normprobe.load(found.out),
         "code": AutoModelForCausalLM.from_pretrained(found.out, trust_remote_code=True, dtype="auto"),
-        "manifest": normprobe.apply_manifest(config, found.out),
+        "manifest": normprobe.apply_manifest(plain, found.out),
     }
     for way, model in ways.items():
         assert torch.equal(logits(model), wanted), way
@@ -144,15 +118,14 @@ def test_a_patched_checkpoint_is_patched_again(source: Source, tmp_path: Path) -
 def test_eps_goes_into_the_configuration(source: Source) -> None:
     folder = source("llama")
     found = patched(folder, [SetEps(1e-3)])
-    old, new = (json.loads((each / "config.json").read_text()) for each in (folder, found.out))
-    assert new == {**old, "rms_norm_eps": 1e-3}
+    assert config(found.out) == {**config(folder), "rms_norm_eps": 1e-3}
 
 
 def test_eps_of_some_norms_alone_needs_code(source: Source) -> None:
     folder = source("llama")
     found = patched(folder, [SetEps(1e-2, only="model.norm")])
     assert found.manifest.loads == "code"
-    assert json.loads((found.out / "config.json").read_text())["rms_norm_eps"] == 1e-6
+    assert config(found.out)["rms_norm_eps"] == 1e-6
     assert torch.equal(logits(normprobe.load(found.out)), logits(in_memory(folder, [SetEps(1e-2, only="model.norm")])))
 
 

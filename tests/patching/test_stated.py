@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from normprobe.patching.expressed import same_outputs
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
 from normprobe.rewrites import SetEps
-from tests.patching.checkpoints import HEADS, SIZES, made, mixtral, saved
+from tests.patching.checkpoints import HEADS, SIZES, config, made, mixtral, saved
 
 LENGTHS = {"max_position_embeddings": 64, "sliding_window": 16, "head_dim": 8}
 IMAGES = {"image_size": 28, "patch_size": 14, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -26,8 +25,7 @@ def told(model: Any, folder: Path, eps: float) -> tuple[dict[str, Any], dict[str
     source = saved(model, folder / "source")
     found = patch(str(source), folder / "out", [SetEps(eps)], PatchOptions(level=None))
     assert found.manifest.loads == "plain"
-    before, after = (json.loads((each / "config.json").read_text()) for each in (source, found.out))
-    return before, after
+    return config(source), config(found.out)
 
 
 def test_a_field_that_holds_the_same_number_by_chance_stays(tmp_path: Path) -> None:
@@ -39,8 +37,8 @@ def test_the_eps_of_a_part_that_was_not_changed_stays(tmp_path: Path) -> None:
     """Text shows nothing of the tower that reads pictures."""
     text = {**SIZES, **HEADS, **LENGTHS, "rms_norm_eps": 1e-6}
     pictures = {"hidden_size": 32, "intermediate_size": 64, **IMAGES, "layer_norm_eps": 1e-6}
-    config = Gemma3Config(text_config=text, vision_config=pictures, **MARKS)
-    before, after = told(made(Gemma3ForConditionalGeneration, config), tmp_path, 1e-4)
+    sizes = Gemma3Config(text_config=text, vision_config=pictures, **MARKS)
+    before, after = told(made(Gemma3ForConditionalGeneration, sizes), tmp_path, 1e-4)
     assert after["text_config"] == {**before["text_config"], "rms_norm_eps": 1e-4}
     assert after["vision_config"] == before["vision_config"]
 

@@ -20,8 +20,7 @@ import normprobe
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
 from normprobe.rewrites import AddFinalNorm, AddQKNorm, Rewrite
-from tests.patching.checkpoints import SIZES, made, saved
-from tests.patching.test_alike import config, in_memory, logits, stored
+from tests.patching.checkpoints import SIZES, config, in_memory, logits, made, saved, stored
 
 PHI = {**SIZES, "num_attention_heads": 4, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2}
 OPT = {**PHI, "ffn_dim": 48, "word_embed_proj_dim": 32, "_remove_final_layer_norm": True, "pad_token_id": 0}

@@ -33,7 +33,7 @@ from normprobe.patching.run import patch
 from normprobe.rewrites import AddQKNorm, Rewrite, ScaleResidual, ToDyT
 from normprobe.targets.options import TargetOptions
 from normprobe.targets.quiet import quiet
-from tests.patching.checkpoints import HEADS, IDS, SIZES, gpt2, llama, made, saved
+from tests.patching.checkpoints import HEADS, IDS, SIZES, gpt2, llama, logits, made, saved
 from tests.patching.training import SAVED, STEPS, losses, rows, ways
 
 Source = Callable[[str], Path]
@@ -51,12 +51,6 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(way: str, folder: Path, **options: Any) -> Any:
     with quiet():
         return ways()[way](folder, **options)
-
-
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model.eval()(IDS).logits
-    return found
 
 
 def alike(folder: Path, wanted: Tensor) -> bool:
