@@ -33,7 +33,7 @@ class Opened:
         layout: the names of each file, in the order of their values.
         dtypes: the dtype of each tensor as safetensors names it.
         metadata: texts of the first file, such as {"format": "pt"}.
-        index: what the index of shards says besides the places; None where there is one file.
+        index: what the index of shards says; None where there is one file.
         safe: False for a pickle.
         stored: for names that are not those in the files: the name there.
     """
@@ -116,9 +116,7 @@ def _check_once(held: Mapping[Path, Iterable[str]]) -> None:
 
 def _index(folder: Path) -> Mapping[str, Any] | None:
     path = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
-    if path is None:
-        return None
-    return {name: value for name, value in read_json(path).items() if name != "weight_map"}
+    return None if path is None else read_json(path)
 
 
 def _pickled(folder: Path, found: Weights) -> Opened:
