@@ -36,13 +36,17 @@ class _Source:
     foreign: dict[str, str]
 
 
-def bundle(wanted: Iterable[Any]) -> str:
+def bundle(wanted: Iterable[Any], modules: Iterable[str] = ()) -> str:
     """Imports and definitions of the classes and functions `wanted`, each after what it needs.
+
+    Args:
+        wanted: of this package.
+        modules: others that are imported too, for what follows in the file.
 
     Raises:
         CheckpointError: two modules of the package define different things by one name.
     """
-    gathered = _Gathered({}, {}, {})
+    gathered = _Gathered({}, {}, {name: f"import {name}" for name in modules})
     for each in wanted:
         gathered.take(each.__module__, each.__name__)
     imports = sorted(set(gathered.imports.values()), key=lambda line: (line.startswith("from"), line))

@@ -126,7 +126,7 @@ def text_of(base: type[Any], changes: Sequence[Mapping[str, Any]]) -> str:
             "`from_pretrained(folder, trust_remote_code=True)`; `normprobe.load(folder)` does without running it.",
             '"""',
             "",
-            bundle([*kinds, Restored]).replace("\nimport torch\n", "\nimport torch\nimport transformers\n", 1),
+            bundle([*kinds, Restored], modules=["transformers"]),
             "",
             "KINDS = {",
             *rows,
