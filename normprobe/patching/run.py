@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,20 +19,19 @@ from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
 from normprobe.patching import folder
 from normprobe.patching.alike.configuration import config_class
-from normprobe.patching.alike.model import alike, switched
 from normprobe.patching.alike.tokens import check_tokens
 from normprobe.patching.built import Subject, with_inputs
 from normprobe.patching.configured import NAME as CONFIG
-from normprobe.patching.expressed import expressed, numbers_of, same_model
+from normprobe.patching.expressed import same_model
 from normprobe.patching.load import load
-from normprobe.patching.manifest import Became, Manifest
+from normprobe.patching.manifest import Manifest
 from normprobe.patching.options import PatchOptions, Tell, room
 from normprobe.patching.rewriting import rewritten
+from normprobe.patching.said import Said, say
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import located, opened_subject
 from normprobe.patching.writing import Writing
 from normprobe.probing import probe
-from normprobe.records import Level
 from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Rewrite, Site, make_plan
 from normprobe.structure.restore import main_dtype
@@ -111,11 +109,9 @@ def patch(
     with (
         staged(out, overwrite=options.overwrite) as part,
         _read(checkpoint, rewrites, options, part) as (subject, source),
-        hashing(source) as source_sum,
     ):
-        before = _audit(subject.model, subject, options.level, told)
-        plans, after, manifest = _made(part, subject, source, source_sum, rewrites, before, options, told)
-    return Patched(out, plans, before, after, manifest, (*notes, *subject.notes))
+        found = _Run(part, subject, source, options, told).patched(out, rewrites)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions | None = None) -> Iterator[Plan]:
@@ -153,84 +149,70 @@ def _read(
         yield with_inputs(subject, options.inputs_for(rewrites, source.nbytes)), source
 
 
-def _made(
-    part: Path,
-    subject: Subject,
-    source: Opened,
-    source_sum: Future[str],
-    rewrites: Sequence[Rewrite],
-    before: Report | None,
-    options: PatchOptions,
-    tell: Tell,
-) -> tuple[tuple[Plan, ...], Report | None, Manifest]:
-    """Fill the folder `part`."""
-    structure = Structure.of(subject.model)
-    writing = Writing(part, subject.model, source, options.max_shard_bytes, _counted(2 * source.nbytes, tell))
-    try:
-        plans, proof = rewritten(subject, rewrites, writing, options, tell)
-        subject, changes, became = _said(subject, structure, writing, options, tell)
-        tensors = writing.finish()
-    finally:
-        writing.close()
-    code = folder.add_code(part, subject.model, changes)
-    folder.add_config(part, subject, fresh=became is not None)
-    left = folder.add_files(part, subject, source)
-    if became is not None:
-        check_tokens(part, subject.tokenizer, trust=options.target.trust_remote_code)
-    loaded = _loaded(part, subject, tell)
-    after = _audit(loaded, subject, options.level, tell)
-    folder.add_reports(part, (before, after), plans)
-    told = folder.Told(code, tensors, left, became)
-    manifest = folder.add_manifest(part, subject, source_sum.result(), plans, proof, told)
-    return plans, after, manifest
+@dataclass(frozen=True)
+class _Run:
+    """A patch under way.
 
-
-def _said(
-    subject: Subject, structure: Structure, writing: Writing, options: PatchOptions, tell: Tell
-) -> tuple[Subject, list[dict[str, Any]], Became | None]:
-    """How the new folder says what changed.
-
-    Returns:
-        The model as it will be loaded, the changes that need code, and the architecture that it became.
+    Attributes:
+        part: the folder that is filled.
+        subject: what is patched.
+        source: its weights.
+        options, tell: as of `patch`.
     """
-    changes = structure.changes(subject.model)
-    values = [change for change in changes if change.keys() == {"path", "values"}]
-    given = (subject.inputs, numbers_of(structure, values) or {})
-    if options.as_type is None:
-        said = not changes or expressed(subject.model, structure, changes, subject.inputs) is not None
-        if not said:
-            _refuse_own_code(subject.model)
-        found, became = None if said else switched(subject.model, *given), None
-        if found is None:
-            return subject, [] if said else changes, None
-    else:
-        tell(f"as {options.as_type}", 0, 0)
-        found = alike(subject.model, options.as_type, *given)
-        became = Became(model_type=options.as_type, proof=found.proof, dropped=found.dropped)
-    writing.become(found.model, found.origins)
-    return replace(subject, model=found.model), [], became
 
+    part: Path
+    subject: Subject
+    source: Opened
+    options: PatchOptions
+    tell: Tell
 
-def _refuse_own_code(model: Any) -> None:
-    if own_code(vars(model.config)):
-        what = "the patch needs code, and the model is Python code that came with the checkpoint (auto_map)"
-        hint = "normprobe.rewrite changes it in place; or what changes weights and stated numbers alone"
-        raise CheckpointError(what, expected="a model of transformers", found=type(model).__name__, hint=hint)
+    def patched(self, out: Path, rewrites: Sequence[Rewrite]) -> Patched:
+        """Fill the folder, which will be `out`."""
+        with hashing(self.source) as source_sum:
+            before = self._audit(self.subject.model)
+            structure = Structure.of(self.subject.model)
+            with closing(self._writing()) as writing:
+                plans, proof = rewritten(self.subject, rewrites, writing, self.options, self.tell)
+                said = say(self.subject, structure, writing, self.options, self.tell)
+                tensors = writing.finish()
+            told = self._beside(said, tensors)
+            after = self._audit(self._loaded(said.subject.model))
+            folder.add_reports(self.part, (before, after), plans)
+            manifest = folder.add_manifest(self.part, self.subject, source_sum.result(), plans, proof, told)
+        return Patched(out, plans, before, after, manifest, self.subject.notes)
 
+    def _writing(self) -> Writing:
+        told = _counted(2 * self.source.nbytes, self.tell)
+        return Writing(self.part, self.subject.model, self.source, self.options.max_shard_bytes, told)
 
-def _loaded(part: Path, subject: Subject, tell: Tell) -> nn.Module:
-    """The model as it is loaded from the new folder.
+    def _beside(self, said: Said, tensors: dict[str, dict[str, str]]) -> folder.Told:
+        """Add what is no weights, so that the folder can be loaded."""
+        code = folder.add_code(self.part, said.subject.model, said.changes)
+        folder.add_config(self.part, said.subject, fresh=said.became is not None)
+        left = folder.add_files(self.part, self.subject, self.source)
+        if said.became is not None:
+            check_tokens(self.part, self.subject.tokenizer, trust=self.options.target.trust_remote_code)
+        return folder.Told(code, tensors, left, said.became)
 
-    Raises:
-        CheckpointError: it holds other values than the model that was rewritten, or gives other outputs.
-    """
-    tell("check", 0, 0)
-    with quiet(), Scratch(part).placing(like=subject.model):
-        model = _load(part, subject.model)
-    if not same_model(model, subject.model, subject.inputs):
-        what = "what was written holds or gives other numbers than the rewritten model, and was removed"
-        raise CheckpointError(what, hint="this is a fault of normprobe: please report it with the command")
-    return model
+    def _loaded(self, model: nn.Module) -> nn.Module:
+        """The model as it is loaded from the new folder.
+
+        Raises:
+            CheckpointError: it holds other values than `model`, which was rewritten, or gives other outputs.
+        """
+        self.tell("check", 0, 0)
+        with quiet(), Scratch(self.part).placing(like=model):
+            loaded = _load(self.part, model)
+        if not same_model(loaded, model, self.subject.inputs):
+            what = "what was written holds or gives other numbers than the rewritten model, and was removed"
+            raise CheckpointError(what, hint="this is a fault of normprobe: please report it with the command")
+        return loaded
+
+    def _audit(self, model: nn.Module) -> Report | None:
+        if self.options.level is None:
+            return None
+        self.tell("audit", 0, 0)
+        return probe(model, self.subject.inputs, level=self.options.level)
 
 
 def _load(part: Path, model: Any) -> nn.Module:
@@ -243,13 +225,6 @@ def _load(part: Path, model: Any) -> nn.Module:
     else:
         made = load(part, dtype=dtype)
     return made
-
-
-def _audit(model: nn.Module, subject: Subject, level: Level | None, tell: Tell) -> Report | None:
-    if level is None:
-        return None
-    tell("audit", 0, 0)
-    return probe(model, subject.inputs, level=level)
 
 
 def _counted(total: int, tell: Tell) -> Callable[[int], Any]:
