@@ -37,7 +37,7 @@ class ShardWriter:
         self._file = path.open("xb", buffering=0)
         try:
             reserve(self._file.fileno(), header.size + header.values)
-            self._write(encoded(header.entries, header.metadata), 0, header.size)
+            self._write(encoded(header.entries, header.metadata), 0)
         except BaseException:
             self.close()
             raise
@@ -58,19 +58,19 @@ class ShardWriter:
         """Write values part by part, as they lie in another file.
 
         Raises:
-            CheckpointError: their number is another one, or the tensor is written already.
+            CheckpointError: their number is another one, and the file is spoilt; or the tensor is written already.
         """
         entry, total, done = self.header.entries[name], digest(), 0
         if name in self.sums:
             raise CheckpointError(f"{self.path}: {name} is written already")
         for part in parts:
-            self._write(part, self.header.size + entry.start + done, entry.nbytes - done)
+            self._write(part, self.header.size + entry.start + done)
             total.update(part)
             done += len(part)
             told(len(part))
         if done != entry.nbytes:
-            expected, found = f"{entry.nbytes} bytes", f"{done} or more"
-            raise CheckpointError(f"{self.path}: cannot write {name}", expected=expected, found=found)
+            what = f"{self.path}: cannot write {name}"
+            raise CheckpointError(what, expected=f"{entry.nbytes} bytes", found=f"{done} bytes")
         _start_flush(self._file.fileno(), self.header.size + entry.start, done)
         self.sums[name] = total.hexdigest()
 
@@ -90,10 +90,9 @@ class ShardWriter:
         """Let go of the file; a second time does nothing."""
         self._file.close()
 
-    def _write(self, values: Buffer, place: int, room: int) -> None:
-        """Nothing beyond `room`, where the next tensor begins."""
+    def _write(self, values: Buffer, place: int) -> None:
         self._file.seek(place)
-        rest = memoryview(values)[:room]
+        rest = memoryview(values)
         while rest:
             rest = rest[self._file.write(rest) or 0 :]
 

@@ -117,6 +117,17 @@ def test_a_tensor_of_another_form_is_refused(tmp_path: Path, name: str, tensor: 
     writer.close()
 
 
+@pytest.mark.parametrize("parts", [[bytes(8)], [bytes(8), bytes(12)], [bytes(16), bytes(4)]])
+def test_another_number_of_bytes_is_refused(tmp_path: Path, parts: list[bytes]) -> None:
+    writer = writer_of(tmp_path / "a.safetensors", {"w": torch.zeros(4), "b": torch.zeros(1)})
+    said = rf"(?s)cannot write w.*expected: 16 bytes.*found: {sum(map(len, parts))} bytes"
+    with pytest.raises(CheckpointError, match=said):
+        writer.put_bytes("w", parts)
+    with pytest.raises(CheckpointError, match="none for w"):
+        writer.finish()
+    writer.close()
+
+
 def test_a_tensor_left_out_and_one_written_twice_are_refused(tmp_path: Path) -> None:
     writer = writer_of(tmp_path / "a.safetensors", {"w": torch.zeros(4), "b": torch.zeros(1)})
     writer.put("w", torch.zeros(4))
