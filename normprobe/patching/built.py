@@ -88,13 +88,18 @@ def with_inputs(subject: Subject, options: TargetOptions) -> Subject:
 
 def _dtype(source: Opened) -> str:
     """The dtype that most of the weights are in."""
-    bytes_of: Counter[str] = Counter()
-    for name, dtype in source.dtypes.items():
-        if dtype in FLOATS:
-            bytes_of[dtype] += source.tensors[name].numel()
-    if not bytes_of:
+    found = next((dtype for dtype, _ in _counts(source).most_common() if dtype in FLOATS), None)
+    if found is None:
         raise CheckpointError(f"{source.folder}: no weight is a plain number", expected=", ".join(sorted(FLOATS)))
-    return _DTYPES[bytes_of.most_common(1)[0][0]]
+    return _DTYPES[found]
+
+
+def _counts(source: Opened) -> Counter[str]:
+    """How many numbers there are of each dtype."""
+    counts: Counter[str] = Counter()
+    for name, tensor in source.tensors.items():
+        counts[source.dtypes[name]] += tensor.numel()
+    return counts
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -128,15 +133,12 @@ def refuse_quantised(folder: Path, source: Opened, config: Any) -> None:
     """A rewrite computes with plain numbers, which quantised weights are not.
 
     Raises:
-        CheckpointError: the configuration says so, or most of the weights are whole numbers or of eight bits.
+        CheckpointError: the configuration says so, or most of the numbers are whole or of eight bits.
     """
     stated = getattr(config, "quantization_config", None)
     method = stated.get("quant_method") if isinstance(stated, dict) else getattr(stated, "quant_method", None)
-    sizes: Counter[str] = Counter()
-    for name, tensor in source.tensors.items():
-        sizes[source.dtypes[name]] += tensor.numel() if tensor.dim() > 1 else 0
-    most = sizes.most_common(1)[0][0] if sizes else "F32"
-    if stated is not None or (most not in FLOATS and sizes[most]):
+    most = next((dtype for dtype, _ in _counts(source).most_common(1)), None)
+    if stated is not None or most not in {None, *FLOATS}:
         found = f"quantization_config {method}" if stated is not None else f"weights stored as {most}"
         hint = "patch the checkpoint that it was quantised from, and quantise again"
         expected = f"weights in {', '.join(sorted(FLOATS))}"
