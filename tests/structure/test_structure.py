@@ -15,19 +15,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import FunnelBaseModel, FunnelModel, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.rewriting import SETTINGS
 from normprobe.capture.invoke import invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import CheckpointError, NormprobeError
 from normprobe.rewrites import Plan, Rewrite, make_plan
-from normprobe.rewrites.at_add import Link
+from normprobe.rewrites.at_add import Link, Linked
+from normprobe.rewrites.norms.upcast import Upcast
 from normprobe.rewrites.swap import Layer, lay
 from normprobe.structure.bundle import bundle
 from normprobe.structure.kinds import KINDS, LAYERS, OWN
-from normprobe.structure.modelling import text_of
-from normprobe.structure.restore import decoded, restore
+from normprobe.structure.modelling import auto_map, text_of
+from normprobe.structure.restore import decoded, fitted, restore
 from normprobe.structure.snapshot import Structure
 from normprobe.structure.values import Encoder
 from tests.faults.architectures import BUILDS
@@ -164,6 +165,91 @@ def test_a_module_of_an_unknown_class_is_refused() -> None:
     model[0] = nn.Bilinear(2, 2, 2)
     with pytest.raises(CheckpointError, match="0 has become a module that cannot be written down"):
         before.changes(model)
+
+
+def linked(module: nn.Module) -> nn.Sequential:
+    model = nn.Sequential(module)
+    lay(module, Linked, "0")
+    return model
+
+
+def test_a_layer_that_goes_below_one_that_was_there_is_written_down_with_it() -> None:
+    model, fresh = linked(nn.LayerNorm(4)), linked(nn.LayerNorm(4))
+    before = Structure.of(model)
+    lay(model[0], Upcast, "0")
+    restore(fresh, before.changes(model), KINDS)
+    assert type(fresh[0]) is type(model[0])
+
+
+def test_where_the_class_below_cannot_be_written_down_the_layers_cannot_either() -> None:
+    model = linked(nn.Linear(4, 4))
+    before = Structure.of(model)
+    lay(model[0], Upcast, "0")
+    with pytest.raises(CheckpointError, match="0 has another class, which cannot be written down"):
+        before.changes(model)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.first(x))
+        return found
+
+
+def test_what_was_tied_and_is_not_is_apart_again() -> None:
+    model, fresh = Tied(), Tied()
+    before = Structure.of(model)
+    model.second.weight = nn.Parameter(torch.randn(3, 3))
+    restore(fresh, before.changes(model), KINDS)
+    fresh.load_state_dict(model.state_dict())
+    assert equal(outputs(fresh, torch.eye(3)), outputs(model, torch.eye(3)))
+
+
+def test_what_a_module_no_longer_has_is_taken_from_another() -> None:
+    model, fresh = (nn.Sequential(nn.LayerNorm(4), nn.BatchNorm1d(4)) for _ in range(2))
+    model[0].note = fresh[0].note = "of mine"
+    before = Structure.of(model)
+    del model[0].bias, model[0].note, model[1].running_mean
+    restore(fresh, json.loads(json.dumps(before.changes(model))), KINDS)
+    assert fresh.state_dict().keys() == model.state_dict().keys()
+    assert not hasattr(fresh[0], "note")
+
+
+class Headed(nn.Module):
+    """A model with another head over the same body."""
+
+    base_model_prefix = "body"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 2))
+
+
+def test_changes_of_what_earlier_ones_added_come_along_to_another_head() -> None:
+    changes = [
+        {"path": "0.norm", "module": {"kind": "HeadNorm", "values": {}}},
+        {"path": "0.norm", "values": {"eps": 1e-3}},
+        {"path": "head.norm", "values": {"eps": 1e-3}},
+    ]
+    found = fitted(Headed(), "Headed", {"base": "Bare", "part": "", "changes": changes[:2]})
+    assert found == {
+        "base": "Headed",
+        "part": "body",
+        "changes": [{**change, "path": "body.0.norm"} for change in changes[:2]],
+    }
+    with pytest.raises(ValueError, match="what was changed in Bare has no place in Headed"):
+        fitted(Headed(), "Headed", {"base": "Bare", "part": "", "changes": changes[2:]})
+
+
+@pytest.mark.parametrize("kind", [FunnelModel, FunnelBaseModel])
+def test_an_automatic_class_of_several_builds_the_one_that_was_patched(kind: type[Any]) -> None:
+    assert auto_map(kind)["AutoModel"] == f"modeling_normprobe.Patched{kind.__name__}"
 
 
 def test_the_text_of_the_file_names_what_is_needed_alone() -> None:
