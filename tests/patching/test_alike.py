@@ -24,6 +24,7 @@ from transformers import (
 import normprobe
 from normprobe.errors import NormprobeError, SettingError
 from normprobe.patching.alike.model import alike
+from normprobe.patching.alike.tensors import Side, match
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
 from normprobe.rewrites import AddQKNorm, FoldGains, FreezeBatchNorm, Initialise, Rewrite, SetEps
@@ -225,6 +226,21 @@ def test_every_name_may_be_another(tmp_path: Path) -> None:
     assert torch.equal(logits(model), logits(before))
     assert len(stored(found.out)) == len(stored(folder))
     assert set(shards(found.out).values()) == set(shards(folder).values())
+
+
+def test_weights_that_the_other_does_not_take_are_not_drawn_at_random(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where files name them otherwise than the model."""
+    folder, lost = source("llama"), "model.layers.1.mlp.up_proj.weight"
+
+    def without(ours: Side, theirs: Side) -> dict[str, str | None]:
+        return {name: old for name, old in match(ours, theirs).items() if name != lost}
+
+    monkeypatch.setattr("normprobe.patching.alike.model.match", without)
+    told = refusal(folder, "mistral", [])
+    assert "MistralForCausalLM does not take the tensors of llama" in told
+    assert lost in told
 
 
 def test_tensors_are_told_by_their_place_where_names_do_not_say_it(source: Source) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normprobe.checkpoints.opened import opened
 from normprobe.errors import CheckpointError
-from normprobe.patching.alike.tensors import Side, match
+from normprobe.patching.alike.tensors import Side, has_room, match
 from normprobe.patching.writing import Writing
 from tests.patching.checkpoints import llama, saved
 
@@ -83,6 +83,16 @@ def test_a_bias_is_zero_where_there_is_none_and_no_other_is_dropped() -> None:
         theirs.model.get_parameter("e.bias")[3] = 1e-30
     with pytest.raises(CheckpointError, match=r"e\.bias \(16,\)"):
         match(theirs, ours)
+
+
+def test_there_is_room_where_zeros_alone_have_no_place() -> None:
+    ours, theirs = side("a b c d e f g", bias=True), side("t u v w x y z")
+    assert has_room(ours, theirs)
+    assert not has_room(theirs, ours)
+    with torch.no_grad():
+        for name in ("b", "c", "e"):
+            ours.model.get_parameter(f"{name}.bias").zero_()
+    assert has_room(theirs, ours)
 
 
 def test_names_that_change_places_change_them_in_the_files(tmp_path: Path) -> None:
