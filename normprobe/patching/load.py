@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,13 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
 
 def _fill(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Copy the weights in, for the same outputs into memory that is aligned as that of torch is; a tensor that was
-    mapped from a file may lie elsewhere."""
+    mapped from a file may lie elsewhere. What another shares stays where it is."""
     own = model.state_dict(keep_vars=True)
-    at: dict[int, set[int]] = {}
-    for tensor in own.values():
-        at.setdefault(tensor.data_ptr(), set()).add(id(tensor))
+    held = Counter(tensor.data_ptr() for tensor in {id(tensor): tensor for tensor in own.values()}.values())
     with torch.no_grad():
         for name, tensor in own.items():
-            if tensor.data_ptr() % ALIGNED and len(at[tensor.data_ptr()]) == 1:
+            if tensor.data_ptr() % ALIGNED and held[tensor.data_ptr()] == 1:
                 tensor.data = torch.empty_like(tensor)
-                at[tensor.data_ptr()] = {id(tensor)}
             tensor.copy_(state[name])
 
 

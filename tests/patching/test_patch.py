@@ -149,6 +149,17 @@ def test_audits_are_taken_before_and_after(source: Source) -> None:
     assert not [each for each in found.after.findings if each.code == "NP104"]
 
 
+def test_audits_of_an_earlier_patch_stay_behind(source: Source, tmp_path: Path) -> None:
+    first = patched(source("llama"), [SetEps(1e-3)], PatchOptions(level="structure"))
+    assert (first.out / "audit-before.json").is_file()
+    second = patch(str(first.out), tmp_path / "second", [FoldGains()], FAST)
+    assert not list(second.out.glob("audit-*.json"))
+
+
+def test_of_shards_none_is_told_as_left_behind(source: Source) -> None:
+    assert patched(source("llama-sharded-bf16"), [FoldGains()]).manifest.left_out == ("optimizer.pt",)
+
+
 def test_the_size_of_files_can_be_asked_for(source: Source) -> None:
     folder = source("llama")
     found = patched(folder, [FoldGains()], PatchOptions(level=None, max_shard_bytes=30_000))

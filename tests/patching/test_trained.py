@@ -231,6 +231,23 @@ def test_changes_are_put_where_the_model_is(out: Path) -> None:
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
 
 
+def test_what_shares_memory_with_another_stays_where_it_is(tmp_path: Path) -> None:
+    found = patch(
+        str(saved(llama(tie_word_embeddings=True), tmp_path / "source")),
+        tmp_path / "out",
+        [AddQKNorm()],
+        PatchOptions(level=None),
+    )
+    model = llama(tie_word_embeddings=True)
+    for parameter in model.parameters():
+        parameter.data = torch.empty(parameter.numel() + 1)[1:].view(parameter.shape)
+    model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.data)
+    normprobe.apply_manifest(model, found.out)
+    places = {parameter.data_ptr() for parameter in model.parameters() if parameter.data_ptr() % 64}
+    assert places == {model.model.embed_tokens.weight.data_ptr()} == {model.lm_head.weight.data_ptr()}
+    assert torch.equal(logits(model), logits(normprobe.load(found.out)))
+
+
 def test_weights_with_other_names_in_the_files_fill_a_model(source: Source, tmp_path: Path) -> None:
     """The experts of a Mixtral lie apart in the files, and are one tensor in the model."""
     folder = source("mixtral")
