@@ -65,12 +65,12 @@ def over(layer: type[Layer], base: type[nn.Module]) -> type[nn.Module]:
     return _classes[layer, base]
 
 
-def _with(kind: type[nn.Module], layer: type[Layer]) -> type[nn.Module]:
+def laid(kind: type[nn.Module], layer: type[Layer]) -> type[nn.Module]:
     """`kind` with `layer` over it, below layers that come last."""
     top = _layer(kind)
     if top is None or layer.LAST or not top.LAST:
         return over(layer, kind)
-    return over(top, _with(kind.__bases__[1], layer))
+    return over(top, laid(kind.__bases__[1], layer))
 
 
 def _blank(layer: type[Layer], base: type[nn.Module]) -> nn.Module:
@@ -124,4 +124,4 @@ def lay(module: nn.Module, layer: type[Layer], path: str) -> None:
         raise RewriteError(
             f"{path} cannot be changed once more", expected="a module without this change", found=layer.NOTE
         )
-    module.__class__ = _with(type(module), layer)
+    module.__class__ = laid(type(module), layer)

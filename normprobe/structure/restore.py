@@ -6,7 +6,7 @@ A change is the record of one module, with these keys where they apply:
     module       {"kind": name, "values": {…}}: a new module of this class; null: there is none any more
     from         path of the module that is moved here
     class        name of the class that it gets in place of its own
-    layers       names of the layers over its class, lowest first
+    layers       names of the layers that are laid over its class, lowest first
     values       attributes by name
     gone         names of attributes, parameters and buffers that it no longer has
     parameters   name: [shape, dtype or null, number] of parameters that it did not have, or has apart now; they hold
@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from normprobe.rewrites.swap import Layer, over
+from normprobe.rewrites.swap import Layer, laid
 
 _NUMBERS = "normprobe_numbers"  # by name: of buffers that are none of the saved state, and of what was added
 
@@ -233,7 +233,7 @@ def _change(module: nn.Module, change: Mapping[str, Any], kinds: Mapping[str, ty
         module.__class__ = kinds[change["class"]]
     for name in change.get("layers", ()):
         layer: type[Layer] = kinds[name]
-        module.__class__ = over(layer, type(module))
+        module.__class__ = laid(type(module), layer)
     for name, rows in change.get("computed", {}).items():
         for row in rows:
             parametrize.register_parametrization(module, name, _made(row, kinds, same))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, final
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normprobe.errors import CheckpointError
-from normprobe.rewrites.swap import layers_over
+from normprobe.rewrites.swap import laid, layers_over
 from normprobe.structure.kinds import KINDS, MODULES, TORCH
 from normprobe.structure.restore import main_dtype
 from normprobe.structure.values import Encoder
@@ -170,14 +171,13 @@ class _Changes:
         return row | self._tensors(part, had)
 
     def _class(self, path: str, had: _Part, part: _Part) -> dict[str, Any]:
-        (before, base), (after, below) = layers_over(had.kind), layers_over(part.kind)
-        row: dict[str, Any] = {}
-        if below is not base or after[: len(before)] != before:
-            before = ()
-            if below not in TORCH:
-                raise CheckpointError(f"{path} has another class, which cannot be written down", found=str(part.kind))
-            row["class"] = below.__name__
-        return row | self._layers(path, after[len(before) :])
+        (before, _), (after, below) = layers_over(had.kind), layers_over(part.kind)
+        fresh = [layer for layer in after if layer not in before]
+        if reduce(laid, fresh, had.kind) is part.kind:
+            return self._layers(path, fresh)
+        if below not in TORCH:
+            raise CheckpointError(f"{path} has another class, which cannot be written down", found=str(part.kind))
+        return {"class": below.__name__, **self._layers(path, after)}
 
     def _tensors(self, part: _Part, had: _Part | None) -> dict[str, Any]:
         """Parameters and buffers that are new, of another shape, or no longer another module's too."""

@@ -25,6 +25,7 @@ from normprobe.rewrites import (
     SetEps,
     StoreGains,
     ToDyT,
+    ToPostNorm,
     ToRMSNorm,
 )
 from tests.patching.checkpoints import config, contents, in_memory, logits, shards, stored
@@ -106,11 +107,14 @@ def test_what_is_saved_again_loads_again(source: Source, tmp_path: Path) -> None
         assert all(torch.equal(logits(each), logits(model)) for each in again)
 
 
-def test_a_patched_checkpoint_is_patched_again(source: Source, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "before", [AddQKNorm(), ToPostNorm()], ids=["other places", "places that have to see their output last"]
+)
+def test_a_patched_checkpoint_is_patched_again(source: Source, tmp_path: Path, before: Rewrite) -> None:
     folder = source("llama")
-    first = patched(folder, [AddQKNorm()])
+    first = patched(folder, [before])
     second = patch(str(first.out), tmp_path / "second", [AddOutputNorms(), Initialise()], FAST)
-    wanted = logits(in_memory(folder, [AddQKNorm(), AddOutputNorms(), Initialise()]))
+    wanted = logits(in_memory(folder, [before, AddOutputNorms(), Initialise()]))
     assert torch.equal(logits(normprobe.load(second.out)), wanted)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(second.out, trust_remote_code=True)), wanted)
 

@@ -173,20 +173,28 @@ def linked(module: nn.Module) -> nn.Sequential:
     return model
 
 
-def test_a_layer_that_goes_below_one_that_was_there_is_written_down_with_it() -> None:
-    model, fresh = linked(nn.LayerNorm(4)), linked(nn.LayerNorm(4))
+def test_a_layer_that_goes_below_one_that_was_there_goes_there_again() -> None:
+    model, fresh = linked(nn.Linear(4, 4)), linked(nn.Linear(4, 4))
     before = Structure.of(model)
     lay(model[0], Upcast, "0")
-    restore(fresh, before.changes(model), KINDS)
+    changes = before.changes(model)
+    assert changes == [{"path": "0", "layers": ["Upcast"]}]
+    restore(fresh, changes, KINDS)
     assert type(fresh[0]) is type(model[0])
 
 
-def test_where_the_class_below_cannot_be_written_down_the_layers_cannot_either() -> None:
-    model = linked(nn.Linear(4, 4))
+def test_a_layer_that_went_is_told_by_the_class_below() -> None:
+    model, fresh = linked(nn.LayerNorm(4)), linked(nn.LayerNorm(4))
     before = Structure.of(model)
+    model[0].__class__ = nn.LayerNorm
     lay(model[0], Upcast, "0")
+    restore(fresh, before.changes(model), KINDS)
+    assert type(fresh[0]) is type(model[0])
+    other = linked(nn.Linear(4, 4))
+    before = Structure.of(other)
+    other[0].__class__ = nn.Linear
     with pytest.raises(CheckpointError, match="0 has another class, which cannot be written down"):
-        before.changes(model)
+        before.changes(other)
 
 
 class Tied(nn.Module):
