@@ -49,7 +49,7 @@ def source(tmp_path: Path) -> Path:
     [
         (Asked(upcast_norms=True), [UpcastNorms()]),
         (Asked(eps=1e-5), [SetEps(1e-5)]),
-        (Asked(swap=["layernorm:rmsnorm", "norm:dyt"]), [ToRMSNorm(), ToDyT()]),
+        (Asked(swap=["LayerNorm:RMSNorm", "norm:dyt"]), [ToRMSNorm(), ToDyT()]),
         (Asked(fold_norms=True, final_norm=True), [FoldGains(), AddFinalNorm()]),
         (Asked(output_norms="calibrated"), [AddOutputNorms(start="calibrated")]),
         (Asked(qk_norm="calibrated"), [AddQKNorm(start="calibrated")]),

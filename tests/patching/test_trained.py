@@ -239,12 +239,15 @@ def test_what_shares_memory_with_another_stays_where_it_is(tmp_path: Path) -> No
         PatchOptions(level=None),
     )
     model = llama(tie_word_embeddings=True)
-    for parameter in model.parameters():
-        parameter.data = torch.empty(parameter.numel() + 1)[1:].view(parameter.shape)
+    aligned = model.model.norm.weight.data_ptr()
+    for name, parameter in model.named_parameters():
+        if name != "model.norm.weight":
+            parameter.data = torch.empty(parameter.numel() + 1)[1:].view(parameter.shape)
     model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.data)
     normprobe.apply_manifest(model, found.out)
     places = {parameter.data_ptr() for parameter in model.parameters() if parameter.data_ptr() % 64}
     assert places == {model.model.embed_tokens.weight.data_ptr()} == {model.lm_head.weight.data_ptr()}
+    assert model.model.norm.weight.data_ptr() == aligned
     assert torch.equal(logits(model), logits(normprobe.load(found.out)))
 
 
