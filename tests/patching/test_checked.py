@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 import normprobe
@@ -28,6 +30,32 @@ def test_bytes_that_are_read_as_other_numbers_are_told(source: Source, said: str
     path = next(each for each in sorted(out.glob("*.safetensors")) if said.encode() in each.read_bytes())
     path.write_bytes(path.read_bytes().replace(said.encode(), other.encode()))
     assert verify(out).problems == (f"{path.name}: other names, dtypes, shapes or places in its header",)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def exchanged(path: Path) -> None:
+    held = load_file(path)
+    save_file({"more": held.pop("model.norm.weight"), **held}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Path.unlink, ["model.safetensors: missing"]),
+        (cut, ["cannot be read as safetensors.*truncated"]),
+        (exchanged, ["model.norm.weight: missing", "more: added since", "or places in its header"]),
+    ],
+)
+def test_weights_that_went_or_came_are_told(source: Source, change: Callable[[Path], None], said: list[str]) -> None:
+    folder = source("llama")
+    out = patch(str(folder), folder.parent / "out", [FoldGains()], FAST).out
+    change(out / "model.safetensors")
+    problems = verify(out).problems
+    assert len(problems) == len(said)
+    assert all(re.search(pattern, each, re.DOTALL) for pattern, each in zip(said, problems, strict=True))
 
 
 def test_a_folder_is_checked_from_inside(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

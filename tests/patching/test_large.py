@@ -18,7 +18,7 @@ from normprobe.patching.run import patch
 from normprobe.patching.writing import Writing
 from normprobe.rewrites import AddQKNorm, FoldGains, Initialise, QKClip, Rewrite, SetEps, Site
 from normprobe.targets.options import TargetOptions
-from tests.patching.checkpoints import llama
+from tests.patching.checkpoints import llama, stored
 
 
 @pytest.fixture
@@ -91,6 +91,24 @@ def test_the_row_is_short_where_nothing_is_measured_on_it(
     rewrites: list[Rewrite], options: PatchOptions, size: int, tokens: int | None
 ) -> None:
     assert options.inputs_for(rewrites, size).tokens == tokens
+
+
+def test_what_is_noted_is_written_once_more(tmp_path: Path) -> None:
+    name = "lm_head.weight"
+    llama().save_pretrained(tmp_path / "in")
+    (tmp_path / "part").mkdir()
+    site = Site("lm_head", "", (name,), forward=False)
+    with opened(tmp_path / "in") as source:
+        model = type(llama()).from_pretrained(None, config=llama().config, state_dict=dict(source.tensors))
+        writing = Writing(tmp_path / "part", model, source, None, lambda done: None)
+        for value, tell in ((1.0, writing.changed), (2.0, lambda site: writing.noted([site]))):
+            parameter = model.get_parameter(name)
+            parameter.data = torch.full_like(parameter, value)
+            tell(site)
+            writing.settle()
+        writing.finish()
+        writing.close()
+    assert bool((stored(tmp_path / "part")[name] == 2.0).all())
 
 
 def test_values_that_came_while_others_were_written_stay(tmp_path: Path) -> None:

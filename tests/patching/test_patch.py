@@ -212,6 +212,18 @@ def test_what_does_not_load_as_it_should_is_not_kept(source: Source, monkeypatch
     assert [path.name for path in folder.parent.iterdir()] == ["source"]
 
 
+def test_one_rewrite_that_is_not_exact_makes_the_whole_so(source: Source, tmp_path: Path) -> None:
+    folder = source("llama")
+    exact, mixed = (
+        patch(str(folder), tmp_path / name, rewrites, FAST).manifest.proof
+        for name, rewrites in (("a", [FoldGains(), StoreGains("one_plus_weight")]), ("b", [FoldGains(), SetEps(1e-2)]))
+    )
+    assert exact is not None
+    assert mixed is not None
+    assert exact.holds
+    assert (mixed.holds, mixed.tolerance) == (None, None)
+
+
 def test_the_manifest_says_what_was_done(source: Source) -> None:
     folder = source("llama")
     manifest = patched(folder, [Initialise(seed=7)]).manifest
