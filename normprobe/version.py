@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def _installed(name: str) -> str:
     try:
         return version(name)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from normprobe.errors import TargetError
 from normprobe.targets.config import build_config
@@ -16,6 +19,7 @@ from normprobe.targets.quiet import quiet
 from normprobe.targets.tokenizers import read_tokenizer
 
 MAGIC = b"GGUF"
+_READERS = ("GGUFReader", "get_tensor_name_map")
 
 
 def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
@@ -26,24 +30,44 @@ def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
             transformers cannot read from GGUF.
     """
     _check_file(path, ("gguf",) if options.config_only or options.meta else ("gguf", "accelerate"))
+    with _read_once():
+        config = _config(path)
+        tokenizer, note = read_tokenizer(path.parent, gguf_file=path.name)
+        if options.config_only or options.meta:
+            built = build_config(config, options, name, "gguf")
+        else:
+            kind = model_class(config)
+            built = load_pretrained(kind, path.parent, config, options, name, "gguf", gguf_file=path.name)
+            note = ("weights de-quantised from GGUF", *note)
+    return replace(built, tokenizer=tokenizer, notes=built.notes + note)
+
+
+def _config(path: Path) -> Any:
     from transformers import AutoConfig
 
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+            return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except Exception as error:
         raise TargetError(
             f"{path}: transformers cannot read this GGUF file",
             expected="a whole GGUF file of an architecture that transformers converts",
             found=f"{type(error).__name__}: {error}",
         ) from error
-    tokenizer, note = read_tokenizer(path.parent, gguf_file=path.name)
-    if options.config_only or options.meta:
-        built = build_config(config, options, name, "gguf")
-    else:
-        built = load_pretrained(model_class(config), path.parent, config, options, name, "gguf", gguf_file=path.name)
-        note = ("weights de-quantised from GGUF", *note)
-    return replace(built, tokenizer=tokenizer, notes=built.notes + note)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers reads the header anew for the configuration, the tokenizer and the weights, and the names of all
+    tensors for every module: seconds each, of which one is enough."""
+    import gguf
+
+    kept = {name: vars(gguf)[name] for name in _READERS}
+    vars(gguf).update({name: cache(read) for name, read in kept.items()})
+    try:
+        yield
+    finally:
+        vars(gguf).update(kept)
 
 
 def _check_file(path: Path, packages: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from tests.faults.architectures import BUILDS
 from tests.models import decoder
 from tests.rewrites.cases import Scaled
 
-MODELS = ("gpt2", "gemma3", "cohere", "pictures", "free")
+MODELS = ("gpt2", "gemma3", "pictures", "free")
 PLACE = "blocks.0.mix.branch.out"
 
 

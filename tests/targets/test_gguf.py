@@ -101,6 +101,26 @@ def test_meta_reads_the_configuration_alone(tmp_path: Path) -> None:
     assert (loaded.target.device, loaded.target.class_name) == ("meta", "LlamaForCausalLM")
 
 
+def test_the_header_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf as package
+
+    opened: list[str] = []
+
+    class Counting(package.GGUFReader):
+        def __init__(self, path: str) -> None:
+            opened.append(str(path))
+            super().__init__(path)
+
+    monkeypatch.setattr(package, "GGUFReader", Counting)
+    write(tmp_path / "tiny.gguf")
+    resolve(str(tmp_path / "tiny.gguf"))
+    assert opened == [str(tmp_path / "tiny.gguf")]
+    (tmp_path / "broken.gguf").write_bytes(gguf.MAGIC + b"0" * 64)
+    with pytest.raises(TargetError, match="transformers cannot read this GGUF file"):
+        resolve(str(tmp_path / "broken.gguf"))
+    assert package.GGUFReader is Counting
+
+
 def test_smollm2(smollm2_loaded: Any) -> None:
     loaded = smollm2_loaded
     assert (loaded.target.class_name, loaded.target.dtype) == ("LlamaForCausalLM", "float32")
