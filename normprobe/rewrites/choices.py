@@ -47,7 +47,7 @@ class Choices:
         """A mode in which a forward is given these choices, where its own are nearly as good.
 
         Args:
-            nearly: by how much of the largest magnitude in its row a value that is chosen may fall short.
+            nearly: by how much of the larger one's magnitude two values may differ of which either is chosen.
         """
         return Given(self, nearly)
 
@@ -61,7 +61,7 @@ class _Noting(DispatchMode):
         """As torch calls it."""
         found = func(*args, **(kwargs or {}))
         if _dim(func, args, kwargs or {}) is not None:
-            self._choices.taken.append((func, _indices(found)))
+            self._choices.taken.append((func, _indices(found).clone()))  # the model may write to its own
         return found
 
 
@@ -91,20 +91,24 @@ class Given(DispatchMode):
         if had_by is not func or had.shape != own.shape:
             self._left.clear()  # another model, whose choices are others
             return found
-        return self._chosen(found, args[0], dim, own, had)
+        return found if not own.numel() else self._chosen(found, args[0], dim, own, had)
 
     def _chosen(self, found: Any, values: Tensor, dim: int, own: Tensor, had: Tensor) -> Any:
         """What an operation gives, with the choice of before where it is nearly as good as its own."""
         flat = own.dim() < values.dim()
         own, had = (each.unsqueeze(dim) if flat else each for each in (own, had))
-        short = (values.gather(dim, own) - values.gather(dim, had)).abs().amax(dim, keepdim=True)
-        largest = values.abs().where(values.isfinite(), 0).amax(dim, keepdim=True)
-        keep = (own != had).any(dim, keepdim=True) & (short <= self._nearly * largest)
+        near = self._near(values.gather(dim, own), values.gather(dim, had)).all(dim, keepdim=True)
+        keep = (own != had).any(dim, keepdim=True) & near
         self.rows += keep.numel()
         self.kept += int(keep.sum())
         indices = torch.where(keep, had, own)
         taken = [each.squeeze(dim) if flat else each for each in (values.gather(dim, indices), indices)]
         return taken[1] if isinstance(found, Tensor) else tuple(taken)
+
+    def _near(self, a: Tensor, b: Tensor) -> Tensor:
+        """Each beside its own alone: the row may hold numbers that stand for what is masked, far from all others."""
+        larger = a.abs().maximum(b.abs())
+        return (a == b) | ((a - b).abs() <= self._nearly * larger.where(larger.isfinite(), 0))
 
 
 def _dim(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -115,6 +115,40 @@ def test_values_follow_what_is_chosen_and_rows_are_told_apart() -> None:
     assert (given.rows, given.kept) == (3, 1)
 
 
+@pytest.mark.parametrize("masked", [float("-inf"), -1e9, torch.finfo(torch.float32).min])
+def test_what_is_masked_does_not_make_others_nearly_equal(masked: float) -> None:
+    def scores(first: float) -> Tensor:
+        return torch.tensor([[first, 1.0, 0.5, masked, masked]])
+
+    for take in (lambda s: s.topk(1), lambda s: s.topk(4), lambda s: s.sort(stable=True, descending=True)):
+        choices = Choices()
+        with choices.noted():
+            take(scores(TIE))
+        for first, kept in ((1 - 2**-20, 1), (0.9, 0), (masked, 0)):
+            given = choices.given(1e-3)
+            with given:
+                take(scores(first))
+            assert (given.rows, given.kept) == (1, kept), first
+
+
+def test_what_the_model_does_with_its_choice_changes_none_that_is_given() -> None:
+    """As routers make places in a flat table of them."""
+    scores, choices = torch.tensor([[TIE, 1.0]]), Choices()
+    with choices.noted():
+        scores.topk(1).indices.add_(8)
+    with choices.given(1e-3):
+        assert scores.flip(1).topk(1).indices.tolist() == [[0]]
+
+
+def test_nothing_is_chosen_of_nothing() -> None:
+    """As an expert does that no token goes to."""
+    empty, choices = torch.empty(0), Choices()
+    for mode in (choices.noted, lambda: choices.given(1e-3)):
+        with mode():
+            assert empty.sort().indices.shape == (0,)
+            assert torch.ones(2, 3).topk(0).indices.shape == (2, 0)
+
+
 def test_whole_numbers_are_chosen_without_rounding() -> None:
     choices = Choices()
     with choices.noted():
