@@ -77,20 +77,28 @@ class Output:
         layout: which tensors each file gets; names that `source` has and nobody puts are copied from it.
         source: the checkpoint that is patched.
         told: is told of bytes that were written, and read back.
+        reserved: whether the files take all their room now, and not in `finish`.
 
     Raises:
         OSError: the disk has no room for all of it.
     """
 
-    def __init__(self, folder: Path, layout: Layout, source: Opened, told: Told = lambda done: None) -> None:
-        self.folder, self.layout, self.source, self.told = folder, layout, source, told
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        source: Opened,
+        told: Told = lambda done: None,
+        reserved: bool = True,
+    ) -> None:
+        self.folder, self.layout, self.source, self.told, self._reserved = folder, layout, source, told, reserved
         self._places = {name: file for file, rooms in layout.items() for name in rooms}
         self._writers: dict[str, ShardWriter] = {}
         self._behind: Behind[Tensor | None] = Behind()
         with ExitStack() as stack:  # where one file cannot be made, the others are let go of
             for file, rooms in layout.items():
                 header = laid_out({n: (r.dtype, r.shape, r.nbytes) for n, r in rooms.items()}, source.metadata)
-                writer = ShardWriter(folder / file, header)
+                writer = ShardWriter(folder / file, header, reserved)
                 stack.callback(writer.close)
                 self._writers[file] = writer
             stack.callback(self._behind.close)
@@ -145,8 +153,11 @@ class Output:
 
         Raises:
             CheckpointError: a tensor is neither put nor in the source, or reads back as something else.
+            OSError: the disk has no room for what was not reserved.
         """
         self.settle()
+        for writer in () if self._reserved else self._writers.values():
+            writer.reserve()
         missing = {file: self._missing(file) for file in self.layout}
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "normprobe-write") as pool:
             found = {file: pool.submit(self._finished, writer, missing[file]) for file, writer in self._writers.items()}

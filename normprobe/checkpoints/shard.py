@@ -26,21 +26,32 @@ class ShardWriter:
     Args:
         path: the file, which must not exist.
         header: as `laid_out` gave it.
+        reserved: whether it takes the room for the whole file now; else what is written takes its own.
 
     Raises:
         OSError: the disk has no room for the whole file, or refuses.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Header, reserved: bool = True) -> None:
         self.path, self.header = path, header
         self.sums: dict[str, str] = {}
         self._file = path.open("xb", buffering=0)
         try:
-            reserve(self._file.fileno(), header.size + header.values)
+            os.ftruncate(self._file.fileno(), header.size + header.values)
+            if reserved:
+                self.reserve()
             self._write(encoded(header.entries, header.metadata), 0)
         except BaseException:
             self.close()
             raise
+
+    def reserve(self) -> None:
+        """Take the room for the whole file.
+
+        Raises:
+            OSError: the disk has none.
+        """
+        reserve(self._file.fileno(), self.header.size + self.header.values)
 
     def put(self, name: str, tensor: Tensor, told: Told = lambda done: None) -> None:
         """Write the values of `tensor`, of the dtype and shape that the header says.

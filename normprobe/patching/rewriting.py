@@ -3,20 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from normprobe.capture.invoke import Inputs
-from normprobe.errors import RewriteError
+from normprobe.errors import NormprobeError, RewriteError
 from normprobe.mending import mend
 from normprobe.patching.built import Subject
 from normprobe.patching.options import PatchOptions, Tell, room
 from normprobe.patching.writing import Writing
+from normprobe.records import Anatomy
 from normprobe.rewrites import Effect, Plan, Proof, Rewrite, Site, make_plan
 from normprobe.rewrites.base import Survey
+from normprobe.rewrites.plan import plan_on
 from normprobe.rewrites.proof import Baseline
+from normprobe.rewrites.unrun import found_by
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is known of rewrites before any is applied.
+
+    Attributes:
+        anatomy: of the model as it is.
+        first: the plan of the first of them; None where there is none.
+        sites: those of all, as far as the model as it is has them.
+    """
+
+    anatomy: Anatomy
+    first: Plan | None
+    sites: tuple[Site, ...]
+
+
+def foreseen(subject: Subject, rewrites: Sequence[Rewrite]) -> Foreseen:
+    """What `rewrites` would change, from one recorded forward.
+
+    Raises:
+        RewriteError: the first of them has no place, or another number than it expects.
+    """
+    survey = Survey.of(subject.model, subject.inputs)
+    first = plan_on(survey, rewrites[:1]) if rewrites else None
+    if first is not None:
+        first.check()
+    sites = [site for _, found in (first.steps if first else ()) for site in found.sites]
+    for rewrite in rewrites[1:]:
+        with suppress(NormprobeError):  # its places may come with those before it; its own plan says so if not
+            sites += found_by(rewrite, survey).sites
+    return Foreseen(survey.anatomy, first, tuple(sites))
 
 
 def rewritten(
-    subject: Subject, rewrites: Sequence[Rewrite], writing: Writing, options: PatchOptions, tell: Tell
+    subject: Subject,
+    rewrites: Sequence[Rewrite],
+    known: Foreseen,
+    writing: Writing,
+    options: PatchOptions,
+    tell: Tell,
 ) -> tuple[tuple[Plan, ...], Proof | None]:
     """Apply one rewrite after the other, then what findings name.
 
@@ -27,8 +68,12 @@ def rewritten(
         RewriteError: a rewrite has no place, did not take or could not be proven, or there was nothing to do at all.
     """
     together = len(rewrites) > 1 or options.mend is not None
-    baseline = _baseline(subject, rewrites, options) if together else None
-    plans = [_applied(subject, rewrite, writing, tell) for rewrite in rewrites]
+    baseline = _baseline(subject, rewrites, known, options) if together else None
+    plans: list[Plan] = []
+    for rewrite in rewrites:
+        tell(rewrite.name, 0, 0)
+        plan = None if plans else known.first
+        plans.append(_applied(plan or make_plan(subject.model, [rewrite], subject.inputs), writing, tell))
     if options.mend is not None:
         tell("mend", 0, 0)
         plans += _mended(subject, options.mend, writing)
@@ -40,17 +85,13 @@ def rewritten(
     return tuple(plans), plans[0].proof if plans else None
 
 
-def _baseline(subject: Subject, rewrites: Sequence[Rewrite], options: PatchOptions) -> Baseline:
+def _baseline(subject: Subject, rewrites: Sequence[Rewrite], known: Foreseen, options: PatchOptions) -> Baseline:
     effects = [rewrite.effect for rewrite in rewrites] + ([Effect(options.mend)] if options.mend else [])
     worst = max(effects, key=lambda effect: effect.rank)
-    inputs: Inputs = subject.inputs
-    anatomy = Survey.of(subject.model, inputs).anatomy
-    return Baseline.of(subject.model, inputs, worst, anatomy, room())
+    return Baseline.of(subject.model, subject.inputs, worst, known.anatomy, room())
 
 
-def _applied(subject: Subject, rewrite: Rewrite, writing: Writing, tell: Tell) -> Plan:
-    tell(rewrite.name, 0, 0)
-    plan = make_plan(subject.model, [rewrite], subject.inputs)
+def _applied(plan: Plan, writing: Writing, tell: Tell) -> Plan:
     left = sum(len(found.sites) for _, found in plan.steps)
 
     def done(site: Site) -> None:
@@ -62,7 +103,7 @@ def _applied(subject: Subject, rewrite: Rewrite, writing: Writing, tell: Tell) -
             tell("proof", 0, 0)
 
     plan.apply(done=done, room=room())
-    if type(rewrite).fit is not Rewrite.fit:
+    if any(type(rewrite).fit is not Rewrite.fit for rewrite, _ in plan.steps):
         writing.noted(site for _, found in plan.steps for site in found.sites)
     return plan
 

@@ -26,7 +26,7 @@ from normprobe.patching.expressed import same_model
 from normprobe.patching.load import load
 from normprobe.patching.manifest import Manifest
 from normprobe.patching.options import PatchOptions, Tell, room
-from normprobe.patching.rewriting import rewritten
+from normprobe.patching.rewriting import Foreseen, foreseen, rewritten
 from normprobe.patching.said import Said, say
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import located, opened_subject
@@ -108,7 +108,7 @@ def patch(
     check_place(out, located(checkpoint, options.reading())[0], overwrite=options.overwrite)
     with (
         staged(out, overwrite=options.overwrite) as part,
-        _read(checkpoint, rewrites, options, part) as (subject, source),
+        _read(checkpoint, rewrites, options, Scratch(part)) as (subject, source),
     ):
         found = _Run(part, subject, source, options, told).patched(out, rewrites)
     return replace(found, notes=(*notes, *found.notes))
@@ -123,7 +123,7 @@ def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions 
     options = options or PatchOptions()
     with (
         TemporaryDirectory(prefix="normprobe-") as place,
-        _read(checkpoint, rewrites, options, Path(place)) as (subject, _),
+        _read(checkpoint, rewrites, options, Scratch(Path(place), alone=True)) as (subject, _),
     ):
         for number, rewrite in enumerate(rewrites, 1):
             plan = make_plan(subject.model, [rewrite], subject.inputs)
@@ -142,10 +142,10 @@ def _put_away(model: nn.Module, scratch: Scratch, site: Site) -> None:
 
 @contextmanager
 def _read(
-    checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions, scratch: Path
+    checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions, scratch: Scratch
 ) -> Iterator[tuple[Subject, Opened]]:
-    """The model with inputs; what is converted as it is loaded goes into the folder `scratch`."""
-    with opened_subject(checkpoint, options.reading(), Scratch(scratch)) as (subject, source):
+    """The model with inputs; what is converted as it is loaded goes to `scratch`."""
+    with opened_subject(checkpoint, options.reading(), scratch) as (subject, source):
         yield with_inputs(subject, options.inputs_for(rewrites, source.nbytes)), source
 
 
@@ -169,10 +169,10 @@ class _Run:
     def patched(self, out: Path, rewrites: Sequence[Rewrite]) -> Patched:
         """Fill the folder, which will be `out`."""
         with hashing(self.source) as source_sum:
-            before = self._audit(self.subject.model)
-            structure = Structure.of(self.subject.model)
-            with closing(self._writing()) as writing:
-                plans, proof = rewritten(self.subject, rewrites, writing, self.options, self.tell)
+            structure, known = Structure.of(self.subject.model), foreseen(self.subject, rewrites)
+            with closing(self._writing(known)) as writing:
+                before = self._audit(self.subject.model)
+                plans, proof = rewritten(self.subject, rewrites, known, writing, self.options, self.tell)
                 said = say(self.subject, structure, writing, self.options, self.tell)
                 tensors = writing.finish()
             told = self._beside(said, tensors)
@@ -181,9 +181,11 @@ class _Run:
             manifest = folder.add_manifest(self.part, self.subject, source_sum.result(), plans, proof, told)
         return Patched(out, plans, before, after, manifest, self.subject.notes)
 
-    def _writing(self) -> Writing:
-        told = _counted(2 * self.source.nbytes, self.tell)
-        return Writing(self.part, self.subject.model, self.source, self.options.max_shard_bytes, told)
+    def _writing(self, known: Foreseen) -> Writing:
+        """The new weight files, for which the disk has to have room before anything long is done."""
+        unsure = self.options.mend is not None or self.options.as_type is not None
+        told, most = _counted(2 * self.source.nbytes, self.tell), self.options.max_shard_bytes
+        return Writing(self.part, self.subject.model, self.source, most, told, sites=known.sites, unsure=unsure)
 
     def _beside(self, said: Said, tensors: dict[str, dict[str, str]]) -> folder.Told:
         """Add what is no weights, so that the folder can be loaded."""

@@ -8,7 +8,6 @@ however the process ends.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils import _pytree as pytree
 
 from normprobe.capture.modes import DispatchMode
+from normprobe.checkpoints.disk import check_free
 from normprobe.checkpoints.output import WORTH_IT
 from normprobe.checkpoints.shard import reserve
 from normprobe.errors import CheckpointError
@@ -35,10 +35,15 @@ _THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 
 @final
 class Scratch:
-    """Tensors in files of their own, without a name, in `folder`; in memory where an open file cannot lose its name."""
+    """Tensors in files of their own, without a name, in `folder`; in memory where an open file cannot lose its name.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: it exists.
+        alone: whether nothing else will be written to its disk.
+    """
+
+    def __init__(self, folder: Path, alone: bool = False) -> None:
+        self.folder, self._alone = folder, alone
         self._spare = 0
         self._refused: CheckpointError | None = None
 
@@ -60,12 +65,12 @@ class Scratch:
         Args:
             mapped: tensors that lie in files; parameters that share their memory stay where they are.
             like: a parameter with the very bits of one of these parameters shares the memory of that one instead.
-            spare: bytes that the disk needs to have besides.
+            spare: bytes that the disk needs to have for what will be written besides.
 
         Raises:
             CheckpointError: as `placed`.
         """
-        self._spare = spare
+        self._spare = 0 if self._alone else spare
         placing = _Placing(self, mapped, like)
         handle = register_module_parameter_registration_hook(placing.registered)
         try:
@@ -90,11 +95,8 @@ class Scratch:
             raise
 
     def _file(self, size: int) -> Tensor:
-        free, hint = shutil.disk_usage(self.folder).free, "make room, or name a place on another disk"
         what = f"{self.folder.parent}: no place for weights that are converted as they are loaded"
-        if free < size + self._spare:
-            expected = f"{size + self._spare:,} bytes: {size:,} for the next of them, {self._spare:,} for the new files"
-            raise CheckpointError(what, expected=expected, found=f"{free:,} bytes", hint=hint)
+        check_free(self.folder, what, {"the next of them": size, "the new files": self._spare})
         try:
             descriptor, path = tempfile.mkstemp(prefix=".scratch-", dir=self.folder)
             try:
@@ -104,7 +106,7 @@ class Scratch:
                 os.unlink(path)
                 os.close(descriptor)
         except (OSError, RuntimeError) as error:  # torch says by the second that files cannot be mapped
-            raise CheckpointError(what, found=str(error), hint=hint) from error
+            raise CheckpointError(what, found=str(error), hint="name a place on another disk") from error
 
 
 class _Placing:

@@ -2,23 +2,24 @@
 
 What a rewrite changes goes to the disk at once, and the parameter is mapped from there, so that no more than one place
 of the model is held in memory. What nothing changes is copied as it lies. Where a rewrite adds or takes parameters, the
-files are laid out anew at the end.
+files are laid out anew at the end; where that is foreseen, what was written until then takes no room but its own.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import final
 
 from torch import Tensor, nn
 
+from normprobe.checkpoints.disk import check_free
 from normprobe.checkpoints.dtypes import FLOATS, NAMES
 from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened
-from normprobe.checkpoints.output import Output, Room, same_layout, sharded
+from normprobe.checkpoints.output import WORTH_IT, Layout, Output, Room, same_layout, sharded
 from normprobe.checkpoints.shard import Told
 from normprobe.patching.bound import bound, key_of
 from normprobe.patching.saved import Part, saved
@@ -39,9 +40,24 @@ class Writing:
         source: the checkpoint.
         most: bytes of a file; None keeps the files of the source.
         told: is told of bytes that were written, and read back.
+        sites: what will be changed, as far as it is known.
+        unsure: whether parameters may come or go, or get other names, besides.
+
+    Raises:
+        CheckpointError: the disk has no room for what will be written.
     """
 
-    def __init__(self, folder: Path, model: nn.Module, source: Opened, most: int | None, told: Told) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        source: Opened,
+        most: int | None,
+        told: Told,
+        *,
+        sites: Sequence[Site] = (),
+        unsure: bool = False,
+    ) -> None:
         self.folder, self.model, self.source, self.most, self.told = folder, model, source, most, told
         self._stored = bound(model, source.tensors)
         self._prefix = _prefix(self._stored)
@@ -49,7 +65,23 @@ class Writing:
         self._unused = set(source.tensors).difference(*(part.stored for part in saved(model, source, self._prefix)))
         self._touched: set[str] = set()
         self._put: set[str] = set()
-        self._output = Output(folder, self._layout(None), source, told)
+        layout, anew = self._layout(None), unsure or any(site.added or site.gone for site in sites)
+        check_free(folder, f"{folder.parent}: no room for the new folder", self._needs(layout, sites, anew))
+        self._output = Output(folder, layout, source, told, reserved=not anew)
+
+    def _needs(self, layout: Layout, sites: Sequence[Site], anew: bool) -> dict[str, int]:
+        """Bytes that the disk has to have, beside what converted weights take already."""
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        rooms = {name: room.nbytes for each in layout.values() for name, room in each.items()}
+        added = {name for site in sites for name in site.added} & held.keys()  # until now tied to another
+        untied = [name for name in added if name.removeprefix(self._prefix) not in rooms]
+        touched = {self._stored[name] for site in sites for name in site.touched if name in self._stored}
+        converted = [each.nbytes for name, each in held.items() if name not in self._stored]
+        return {
+            "the new files": sum(rooms.values()) + sum(held[name].nbytes for name in untied),
+            "what changes before they are laid out anew": sum(rooms[name] for name in touched) if anew else 0,
+            "the largest weight that is converted": max((each for each in converted if each >= WORTH_IT), default=0),
+        }
 
     def changed(self, site: Site) -> None:
         """Write what was changed at a site, and map it from there once it is written."""

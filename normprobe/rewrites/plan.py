@@ -44,10 +44,18 @@ def make_plan(model: nn.Module, rewrites: Sequence[Rewrite], inputs: Inputs) -> 
     """
     if not rewrites:
         raise RewriteError("nothing to plan: no rewrite was given", hint="pass [normprobe.UpcastNorms()], say")
-    survey = Survey.of(model, inputs)
+    return plan_on(Survey.of(model, inputs), rewrites)
+
+
+def plan_on(survey: Survey, rewrites: Sequence[Rewrite]) -> Plan:
+    """As `make_plan`, found from a forward that was recorded already.
+
+    Raises:
+        RewriteError: as `make_plan`.
+    """
     steps = [(rewrite, found_by(rewrite, survey)) for rewrite in rewrites]
     _check_conflicts(steps)
-    check_reduced(model, steps)
+    check_reduced(survey.model, steps)
     return Plan(survey, steps)
 
 

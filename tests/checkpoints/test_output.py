@@ -126,6 +126,22 @@ def test_closing_waits_for_the_write_that_goes_on(source: Opened, tmp_path: Path
     assert held_up.is_set()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="no blocks are told")
+def test_what_is_not_reserved_takes_its_room_as_it_is_written_and_the_rest_in_the_end(
+    source: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(tmp_path / "out", same_layout(source), source, reserved=False)
+    file, reserved = tmp_path / "out" / "model.safetensors", list[int]()
+    output.put("b", torch.ones(LARGE))
+    output.settle()
+    assert 4 * LARGE <= 512 * file.stat().st_blocks < 8 * LARGE
+    monkeypatch.setattr(ShardWriter, "put_bytes", lambda *args: reserved.append(512 * file.stat().st_blocks))
+    with pytest.raises(CheckpointError, match="not all tensors were written"):
+        output.finish()
+    assert reserved[0] >= 12 * LARGE
+    output.close()
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system lists no open files")
 def test_files_are_let_go_of_where_one_cannot_be_made(source: Opened, tmp_path: Path) -> None:
     rooms = same_layout(source)["model.safetensors"]

@@ -171,25 +171,35 @@ def test_what_was_cut_on_its_way_in_is_joined_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("shutil.disk_usage", r"expected: [\d,]+ bytes: [\d,]+ for the next of them, 119,616 for the new files"),
-        ("torch.from_file", r"found: cannot map"),
+        (
+            "checkpoints.disk.shutil.disk_usage",
+            r"expected: [\d,]+ bytes: [\d,]+ for the next of them, 119,616 for the new files",
+        ),
+        ("patching.scratch.torch.from_file", r"found: cannot map"),
     ],
 )
 def test_a_disk_that_has_no_place_for_them_is_told_before_the_work(
     source: Source, monkeypatch: pytest.MonkeyPatch, place: str, told: str
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if place == "torch.from_file":
+        if place.endswith("from_file"):
             raise RuntimeError("cannot map")
         return type("Usage", (), {"free": 100_000})
 
     folder = source("mixtral-bf16")
-    monkeypatch.setattr(f"normprobe.patching.scratch.{place}", refuse)
+    monkeypatch.setattr(f"normprobe.{place}", refuse)
     with pytest.raises(CheckpointError, match=rf"no place for weights that are converted[^\n]*\n(.|\n)*{told}"):
         patched(folder, EXPERTS)
     assert [path.name for path in folder.parent.iterdir()] == ["source"]
     assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
     assert not hooks._global_parameter_registration_hooks
+
+
+def test_a_plan_needs_no_room_for_new_files(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 100_000})
+    monkeypatch.setattr("normprobe.checkpoints.disk.shutil.disk_usage", lambda folder: usage)
+    (plan,) = planned(str(source("mixtral-bf16")), [EXPERTS], FAST)
+    assert plan.steps[0][1].sites
 
 
 def test_a_plan_leaves_nothing_among_temporary_files(

@@ -294,6 +294,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_is_too_small_is_told_and_left_empty(tmp_path: Path, small_disk: Path) -> None:
     folder = saved(llama(hidden_size=64, intermediate_size=256), tmp_path / "source")
-    with pytest.raises(NormprobeError, match="the disk is full"):
+    with pytest.raises(NormprobeError, match="no room for the new folder"):
         patch(str(folder), small_disk / "out", [FoldGains()], FAST)
     assert list(small_disk.iterdir()) == []
