@@ -124,13 +124,14 @@ class _Ran:
 @dataclass(frozen=True)
 class Baseline:
     """The outputs of the model before a rewrite, and those of a copy in the next wider dtype where one was made, given
-    the same choices."""
+    the same choices: `off` by how much the values differ that these were made by."""
 
     ran: _Ran
     anatomy: Anatomy
     choices: Choices
     wide: list[Tensor] | None = None
     wider: str = ""
+    off: tuple[float, ...] = ()
     why_not_wide: str = ""
     widest: bool = False
     exact: bool = True
@@ -153,13 +154,14 @@ class Baseline:
         size = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
         if room is not None and size > room:
             return made(why_not_wide=f"a wider copy takes {size:,} bytes, more than there is room for")
+        given = choices.given(_share(ran))
         try:
-            wide = _wide_outputs(model, inputs, anatomy, choices.given(_share(ran)))
+            wide = _wide_outputs(model, inputs, anatomy, given)
         except Exception as error:  # a foreign model may refuse another dtype in any way; the reason is shown
             return made(why_not_wide=f"no wider copy runs: {type(error).__name__}: {error}")
         if not _alike(wide, ran.outputs):
             return made(why_not_wide="a wider copy returns other shapes")
-        return made(wide, str(_wider(model))[6:])
+        return made(wide, str(_wider(model))[6:], tuple(given.off))
 
     def compare(self, model: nn.Module, inputs: Inputs) -> Proof:
         """Run the rewritten model and compare.
@@ -167,7 +169,8 @@ class Baseline:
         Raises:
             RewriteError: it returns other tensors than before.
         """
-        given = self.choices.given(_share(self.ran))
+        least = _SPACINGS * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
+        given = self.choices.given(_share(self.ran), least, self.off)
         ran, before = _Ran.of(model, inputs, self.anatomy, given if self.exact else nullcontext()), self.ran.outputs
         if not _alike(ran.outputs, before):
             raise RewriteError(
