@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from normprobe.errors import TargetError
@@ -20,6 +21,7 @@ from normprobe.targets.tokenizers import read_tokenizer
 
 MAGIC = b"GGUF"
 _READERS = ("GGUFReader", "get_tensor_name_map")
+_READING = Lock()  # of two at once the later would put back what the earlier keeps
 
 
 def load_gguf(path: Path, options: TargetOptions, name: str) -> Built:
@@ -62,12 +64,13 @@ def _read_once() -> Iterator[None]:
     tensors for every module: seconds each, of which one is enough."""
     import gguf
 
-    kept = {name: vars(gguf)[name] for name in _READERS}
-    vars(gguf).update({name: cache(read) for name, read in kept.items()})
-    try:
-        yield
-    finally:
-        vars(gguf).update(kept)
+    with _READING:
+        kept = {name: vars(gguf)[name] for name in _READERS}
+        vars(gguf).update({name: cache(read) for name, read in kept.items()})
+        try:
+            yield
+        finally:
+            vars(gguf).update(kept)
 
 
 def _check_file(path: Path, packages: Sequence[str]) -> None:

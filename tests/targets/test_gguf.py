@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy
@@ -119,6 +120,26 @@ def test_the_header_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(TargetError, match="transformers cannot read this GGUF file"):
         resolve(str(tmp_path / "broken.gguf"))
     assert package.GGUFReader is Counting
+
+
+def test_files_that_are_read_at_once_leave_the_reader_as_it_was() -> None:
+    import gguf as package
+
+    before, inside, leave = package.GGUFReader, Event(), Event()
+
+    def other() -> None:
+        with gguf._read_once():
+            inside.set()
+            leave.wait(10)
+
+    thread = Thread(target=other)
+    with gguf._read_once():
+        thread.start()
+        inside.wait(0.2)
+    leave.set()
+    thread.join()
+    assert inside.is_set()
+    assert package.GGUFReader is before
 
 
 def test_smollm2(smollm2_loaded: Any) -> None:
