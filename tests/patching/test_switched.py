@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -17,9 +18,10 @@ from transformers import (
 )
 
 import normprobe
+from normprobe.patching.alike.outputs import compared
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import Patched, patch
-from normprobe.rewrites import AddFinalNorm, AddQKNorm, Rewrite
+from normprobe.rewrites import AddFinalNorm, AddQKNorm, Proof, Rewrite
 from tests.patching.checkpoints import SIZES, config, in_memory, logits, made, saved, stored
 
 PHI = {**SIZES, "num_attention_heads": 4, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2}
@@ -48,6 +50,17 @@ def test_a_switch_of_the_configuration_adds_the_final_norm(tmp_path: Path) -> No
         "model.decoder.final_layer_norm.weight",
         "model.decoder.final_layer_norm.bias",
     }
+
+
+def test_outputs_that_are_the_same_by_given_choices_alone_are_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(*args: Any) -> Proof:
+        return compared(*args).model_copy(update={"choices": 1, "choices_given": 1})
+
+    monkeypatch.setattr("normprobe.patching.alike.model.compared", given)
+    folder = saved(made(OPTForCausalLM, OPTConfig(**OPT)), tmp_path / "source")
+    assert own(folder, AddFinalNorm(), None).manifest.loads == "code"
 
 
 def test_a_switch_adds_norms_of_queries_and_keys_where_rounding_may_differ(tmp_path: Path) -> None:

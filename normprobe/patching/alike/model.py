@@ -85,7 +85,7 @@ def switched(model: Any, inputs: Inputs, numbers: Mapping[float, float]) -> Alik
         for other in _switched(ours, kind, config):
             with suppress(CheckpointError):
                 found = _as_configured(ours, kind, other, {})
-                if found.proof.max_abs == 0:
+                if found.proof.max_abs == 0 and not found.proof.choices_given:
                     return found
     return None
 
