@@ -18,7 +18,7 @@ from normprobe.diffing.signal import Side, floating_outputs
 from normprobe.diffing.sketch import arranged, bare
 from normprobe.records import Skipped
 from normprobe.records.diff import OutputDiff
-from normprobe.rewrites.proof import next_tokens
+from normprobe.rewrites.agreement import next_tokens
 
 _WHAT = "outputs"
 

@@ -27,11 +27,13 @@ class Foreseen:
         anatomy: of the model as it is.
         first: the plan of the first of them; None where there is none.
         sites: those of all, as far as the model as it is has them.
+        whole: whether it has some of each of them; else their places come with those before.
     """
 
     anatomy: Anatomy
     first: Plan | None
     sites: tuple[Site, ...]
+    whole: bool
 
 
 def foreseen(subject: Subject, rewrites: Sequence[Rewrite]) -> Foreseen:
@@ -44,11 +46,14 @@ def foreseen(subject: Subject, rewrites: Sequence[Rewrite]) -> Foreseen:
     first = plan_on(survey, rewrites[:1]) if rewrites else None
     if first is not None:
         first.check()
-    sites = [site for _, found in (first.steps if first else ()) for site in found.sites]
+    sites, whole = [site for _, found in (first.steps if first else ()) for site in found.sites], True
     for rewrite in rewrites[1:]:
+        found: tuple[Site, ...] = ()
         with suppress(NormprobeError):  # its places may come with those before it; its own plan says so if not
-            sites += found_by(rewrite, survey).sites
-    return Foreseen(survey.anatomy, first, tuple(sites))
+            found = found_by(rewrite, survey).sites
+        sites += found
+        whole = whole and bool(found)
+    return Foreseen(survey.anatomy, first, tuple(sites), whole)
 
 
 def rewritten(

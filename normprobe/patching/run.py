@@ -96,6 +96,7 @@ def patch(
     Raises:
         CheckpointError: the place or the checkpoint is refused, or the disk is; nothing is left of the new folder.
         TargetError: the checkpoint cannot be read.
+        InputError: no inputs can be made for it, or it rejects them.
         RewriteError: a rewrite has no place, did not take, or could not be proven.
         SettingError: `options.as_type` is no architecture.
     """
@@ -183,7 +184,7 @@ class _Run:
 
     def _writing(self, known: Foreseen) -> Writing:
         """The new weight files, for which the disk has to have room before anything long is done."""
-        unsure = self.options.mend is not None or self.options.as_type is not None
+        unsure = not known.whole or self.options.mend is not None or self.options.as_type is not None
         told, most = _counted(2 * self.source.nbytes, self.tell), self.options.max_shard_bytes
         return Writing(self.part, self.subject.model, self.source, most, told, sites=known.sites, unsure=unsure)
 

@@ -1,7 +1,4 @@
-"""What a plan did to the outputs of the model on given inputs, and how much of that rounding can explain.
-
-Dims: B batch, T tokens, V vocabulary.
-"""
+"""What a plan did to the outputs of the model on given inputs, and how much of that rounding can explain."""
 
 from __future__ import annotations
 
@@ -22,9 +19,10 @@ from normprobe.measures.loss import told_loss
 from normprobe.measures.main_output import main_output
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
+from normprobe.rewrites.agreement import next_tokens
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.choices import Choices, Given
-from normprobe.rewrites.edits import PART, parts_of
+from normprobe.rewrites.edits import parts_of
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
@@ -36,6 +34,7 @@ _UNKNOWN = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # weight that is edited, its product, and the sum that it goes into are rounded anew, by half a spacing each: 3 in all,
 # and the largest output may have grown by one.
 _SPACINGS = 4
+_MANY = 0.25  # of all rows; rounding is seldom known to make other choices in more
 _INFINITE = float("inf")
 
 
@@ -88,7 +87,7 @@ class Proof(Record):
             text += f", loss {self.loss_before:.4g} -> {self.loss_after:.4g} ({self.loss})"
         if self.choices_given:
             text += f", given the original's choice where rounding made another in {self.choices_given} of"
-            text += f" {self.choices} rows (top-k, sort)"
+            text += f" {self.choices} rows (top-k, sort, max)"
         if self.tolerance is None:
             return f"{text}; no tolerance: {self.tolerance_source}"
         verdict = "within" if self.holds else "beyond"
@@ -179,7 +178,7 @@ class Baseline:
                 found=", ".join(str(tuple(t.shape)) for t in ran.outputs),
             )
         change, largest = _distance(ran.outputs, before), _distance(before, None)
-        facts = self._rounding(ran.outputs) | self._tolerance(change, largest) | _losses(self.ran, ran)
+        facts = self._rounding(ran.outputs) | self._tolerance(change, largest, given) | _losses(self.ran, ran)
         integers = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and not t.dtype.is_floating_point]
         return Proof(
             dtype=str(before[0].dtype)[6:],
@@ -197,13 +196,16 @@ class Baseline:
         before = _distance(self.ran.outputs, self.wide)
         return {"rounding_before": before, "rounding_after": _distance(after, self.wide)}
 
-    def _tolerance(self, change: float, largest: float) -> dict[str, Any]:
+    def _tolerance(self, change: float, largest: float, given: Given) -> dict[str, Any]:
         """Twice the original's own rounding error, what two models as far as that from the wide one can differ by, or a
-        choice where it could not be measured."""
+        choice where it could not be measured; none where that may be no rounding which was set aside."""
         if self.widest:
             tolerance, source = _FLOAT64 * largest, f"choice: {_FLOAT64:g} of the largest output in float64"
         elif self.wide is None and not self.exact:
             return {"tolerance_source": self.why_not_wide}
+        elif self.wide is None and given.kept > _MANY * given.rows:
+            why = f"it chose otherwise in {given.kept} of {given.rows} rows, too many to take for rounding unmeasured"
+            return {"tolerance_source": f"{why}; {self.why_not_wide}"}
         elif self.wide is None:
             tolerance, source = self._chosen(largest, self.why_not_wide)
         else:
@@ -276,22 +278,3 @@ def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
 
 def _tokens(before: Tensor | None, after: Tensor | None, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     return {} if before is None or after is None else next_tokens(before, after, ids)
-
-
-def next_tokens(before: Tensor, after: Tensor, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-    """KL and agreement where the output (B, T, V) stands over integer inputs (B, T)."""
-    if before.dim() != 3 or tuple(before.shape[:2]) not in ids or before.shape[2] < 2:
-        return {}
-    rows, p, q = max(1, PART // before.shape[2]), before.flatten(0, 1), after.flatten(0, 1)
-    starts = range(0, len(p), rows)
-    return {
-        "kl": float(torch.cat([_divergence(p[at : at + rows], q[at : at + rows]) for at in starts]).mean()),
-        "agreement": float((before.argmax(-1) == after.argmax(-1)).double().mean()),
-        "tokens": before.shape[0] * before.shape[1],
-    }
-
-
-def _divergence(before: Tensor, after: Tensor) -> Tensor:
-    """KL(before ‖ after) of each row of logits, in float64."""
-    p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1)

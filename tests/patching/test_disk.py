@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from normprobe.checkpoints.output import Room
 from normprobe.checkpoints.staging import part_of
 from normprobe.errors import CheckpointError, RewriteError
 from normprobe.patching import run
+from normprobe.patching.built import Subject
 from normprobe.patching.options import PatchOptions
+from normprobe.patching.rewriting import foreseen
 from normprobe.patching.run import patch
 from normprobe.patching.writing import Writing
 from normprobe.rewrites import AddQKNorm, FoldGains, Rewrite, SetEps, ToDyT, ToRMSNorm
@@ -127,6 +130,15 @@ def test_a_place_that_comes_with_the_rewrite_before_is_no_fault(tmp_path: Path) 
     rewrites = [AddQKNorm(start="unit"), SetEps(eps=1e-3, only="*q_norm*")]
     found = patch(str(tmp_path / "in"), tmp_path / "out", rewrites, FAST)
     assert len(found.plans[1].steps[0][1].sites) == 2
+
+
+@pytest.mark.parametrize(("only", "whole"), [(None, True), ("*q_norm*", False)])
+def test_what_comes_with_the_rewrite_before_is_not_foreseen(tmp_path: Path, only: str | None, whole: bool) -> None:
+    model = llama()
+    inputs = {"input_ids": torch.arange(8)[None]}
+    subject = Subject(tmp_path, "in", None, model, {}, None, inputs)
+    known = foreseen(subject, [FoldGains(), SetEps(eps=1e-3, **({} if only is None else {"only": only}))])
+    assert known.whole is whole
 
 
 def test_what_has_no_place_is_refused_before_the_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_choice_that_rounding_made_another_is_given(taken: Callable[[Tensor], 
     proof = proven(taken, 1 - 2**-21)
     assert (proof.max_abs, proof.holds) == (0.0, True)
     assert (proof.choices, proof.choices_given) == (3, 3)
-    assert "given the original's choice where rounding made another in 3 of 3 rows (top-k, sort)" in str(proof)
+    assert "given the original's choice where rounding made another in 3 of 3 rows (top-k, sort, max)" in str(proof)
 
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
@@ -83,6 +83,21 @@ def test_what_is_near_but_by_more_than_rounding_is_not_given(taken: Callable[[Te
 def test_the_same_choice_gives_the_same_bits(taken: Callable[[Tensor], Tensor]) -> None:
     proof = proven(taken, 1.0)
     assert (proof.max_abs, proof.choices, proof.choices_given) == (0.0, 3, 0)
+
+
+@pytest.mark.parametrize(("rows", "holds"), [(3, None), (7, None), (12, True)])
+def test_unmeasured_rounding_explains_few_choices(rows: int, holds: bool | None) -> None:
+    model, x = Routed(TAKEN["topk"]), torch.ones(rows, 1)
+    x[3:] = -1.0  # whose scores are far apart
+    model.router.register_forward_hook(lambda module, args, scores: scores + (args[0] < 0) * torch.tensor([0.0, 1.0]))
+    baseline = Baseline.of(model, x, Effect.EXACT, Anatomy(), room=0)
+    with torch.no_grad():
+        model.router.weight[0] *= 1 - 2**-19
+    proof = baseline.compare(model, x)
+    assert (proof.max_abs, proof.choices, proof.choices_given) == (0.0, rows, 3)
+    assert proof.holds is holds
+    told = f"it chose otherwise in 3 of {rows} rows, too many to take for rounding unmeasured; a wider copy takes"
+    assert (told in proof.tolerance_source) == (holds is None)
 
 
 def test_what_a_rewrite_changes_on_purpose_is_told_as_it_is() -> None:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
 from normprobe.rewrites import FoldGains, make_plan
+from normprobe.rewrites.agreement import next_tokens
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.edits import PART
-from normprobe.rewrites.proof import Baseline, next_tokens
+from normprobe.rewrites.proof import Baseline
 from tests.models import gpt2
 from tests.rewrites.cases import Scaled
 from tests.trace import Snapshot
