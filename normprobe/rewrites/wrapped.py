@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -14,7 +16,8 @@ def plain_sites(rewrite: Rewrite, model: nn.Module, found: Sites) -> Sites:
     These tensors say that they hold floats, whatever they store: what is written into them would be rounded anew, or
     not arrive. Where the sites of a rewrite hold together alone, one such refuses all.
     """
-    whys = [_wrapped(model, site) for site in found.sites]
+    named = dict(model.named_parameters(remove_duplicate=False))
+    whys = [_wrapped(model, site, named) for site in found.sites]
     first = next((why for why in whys if why is not None), None)
     if first is None:
         return found
@@ -25,8 +28,7 @@ def plain_sites(rewrite: Rewrite, model: nn.Module, found: Sites) -> Sites:
     return Sites(kept, (*found.refused, *refused.values()), found.notes)
 
 
-def _wrapped(model: nn.Module, site: Site) -> str | None:
-    named = dict(model.named_parameters(remove_duplicate=False))
+def _wrapped(model: nn.Module, site: Site, named: Mapping[str, nn.Parameter]) -> str | None:
     held = {name: named[name] for name in (*site.touched, *site.gone) if name in named}
     own = module_at(model, site.path).named_parameters(prefix="" if site.path == "." else site.path, recurse=False)
     for name, parameter in (held | dict(own) if site.forward else held).items():
