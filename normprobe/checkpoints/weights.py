@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from normprobe.checkpoints.names import plural
+from normprobe.checkpoints.names import listed, plural
 from normprobe.errors import TargetError
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -111,7 +111,7 @@ def _sharded(index: Path) -> Weights:
         if absent:
             raise TargetError(
                 f"{path}: lacks tensors that {index.name} places there",
-                expected=", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else ""),
+                expected=listed(tuple(absent)),
                 found=f"{len(held)} other tensors",
                 hint="shards and index are of different versions: download both again",
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.text import Text
 
+from normprobe.checkpoints.names import shown
 from normprobe.cli import options as opt
 from normprobe.cli import patch_options as own
 from normprobe.cli.interrupt import at_once
@@ -182,7 +183,9 @@ def _parts(found: Patched) -> Iterator[Text]:
     if found.after is not None:
         yield from _audited("after", found.after)
     if found.manifest.left_out:
-        yield Text(f"left behind, since they hold weights as they were: {', '.join(found.manifest.left_out)}")
+        yield Text(
+            f"left behind, since they hold weights as they were: {', '.join(map(shown, found.manifest.left_out))}"
+        )
     yield Text(f"wrote {found.out}: {found.size}", style="bold")
     yield Text(f"  load it with {found.loading}")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normprobe.checkpoints.header import read_header
-from normprobe.checkpoints.names import plural
+from normprobe.checkpoints.names import plural, shown
 from normprobe.checkpoints.shard import sums_in
 from normprobe.checkpoints.staging import named, recover
 from normprobe.checkpoints.weights import read_keys
@@ -52,11 +52,11 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
     found = hashes_of(folder, manifest.tensors)
     for name, value in manifest.files.items():
         if name not in found:
-            yield f"{name}: missing"
+            yield f"{shown(name)}: missing"
         elif found[name] != value:
-            yield f"{name}: changed since"
+            yield f"{shown(name)}: changed since"
     for name in found.keys() - manifest.files.keys():
-        yield f"{name}: added since"
+        yield f"{shown(name)}: added since"
 
 
 def _weights(folder: Path, manifest: Manifest, tell: Tell) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _weights(folder: Path, manifest: Manifest, tell: Tell) -> Iterator[str]:
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):
                 what = "missing" if name not in found else "added since" if name not in expected else "other values"
-                yield f"{path.name}: {name}: {what}"
+                yield f"{path.name}: {shown(name)}: {what}"
         if header_hash(path) != manifest.headers.get(path.name):
             yield f"{path.name}: other names, dtypes, shapes or places in its header"
         done += path.stat().st_size

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.text import Text
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from normprobe.cli.commands import app
@@ -59,6 +61,24 @@ def test_a_narrow_pipe_breaks_nothing(source: Path) -> None:
     narrow, wide = (CliRunner().invoke(app, asked, env={"COLUMNS": width}) for width in ("40", "400"))
     assert (narrow.stdout, narrow.stderr) == (wide.stdout, wide.stderr)
     assert max(map(len, narrow.stdout.splitlines())) > 80
+
+
+ODD = "x[bold red]y\n\x1b[31mz\x9b1m"
+
+
+def test_a_name_steers_no_terminal(tmp_path: Path) -> None:
+    source = saved(gpt2(), tmp_path / "source")
+    path = source / "model.safetensors"
+    save_file({**load_file(path), ODD: torch.ones(1)}, path, {"format": "pt"})
+    (source / "optimizer\x1b[2J.pt").touch()
+    found = on_terminal(400, source, tmp_path / "out", "--eps", "1e-4", "--no-audit")
+    assert found.exit_code == 0, found.output
+    assert "not used: x[bold red]y\\n\\x1b[31mz\\x9b1m\x1b[0m\n" in found.stdout
+    assert "optimizer\\x1b[2J.pt" in found.stdout
+    refused = on_terminal(400, tmp_path / "none\x1b[31m", tmp_path / "out2", "--eps", "1e-5")
+    assert "none\\x1b[31m" in refused.stderr
+    for raw in ("\x1b[31m", "\x1b[2J", "\x9b"):
+        assert raw not in found.output + refused.output
 
 
 def test_a_plan_is_data(run: Run, tmp_path: Path) -> None:
