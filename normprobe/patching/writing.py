@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 from normprobe.checkpoints.disk import check_free
@@ -62,7 +63,9 @@ class Writing:
         self._stored = bound(model, source.tensors)
         self._prefix = _prefix(self._stored)
         self._scratch = Scratch(folder)
-        self._unused = set(source.tensors).difference(*(part.stored for part in saved(model, source, self._prefix)))
+        parts = saved(model, source, self._prefix)
+        self._unused = set(source.tensors).difference(*(part.stored for part in parts))
+        self._in_file = {name: dtype for part in parts for name, dtype in self._other_dtypes(part).items()}
         self._touched: set[str] = set()
         self._put: set[str] = set()
         layout, anew = self._layout(None), unsure or any(site.added or site.gone for site in sites)
@@ -92,7 +95,7 @@ class Writing:
             if parameter is None:
                 continue
             if stored is None:
-                parameter.data = self._scratch.placed(parameter.data)
+                parameter.data = self._scratch.placed(self._as_in_file(name, parameter.data))
                 continue
             self._output.put(stored, parameter.data, partial(_let_go, parameter, parameter.data))
             self._put.add(stored)
@@ -103,9 +106,12 @@ class Writing:
 
     def noted(self, sites: Iterable[Site]) -> None:
         """Say of sites that they were changed elsewhere, or once more after `changed`."""
+        held = dict(self.model.named_parameters(remove_duplicate=False))
         for site in sites:
             self._touched.update((*site.touched, *site.added))
             self._put -= {self._stored[name] for name in site.touched if name in self._stored}
+            for name in self._in_file.keys() & site.touched & held.keys():
+                held[name].data = self._as_in_file(name, held[name].data)
 
     def become(self, model: nn.Module, origins: Mapping[str, str | None]) -> None:
         """Write the tensors of another model, which are those of the one before by other names.
@@ -158,6 +164,16 @@ class Writing:
         for name, tensor in part.tensors().items():
             if name in names:
                 self._output.put(name, tensor.detach().to(_TORCH[self._room(name, tensor).dtype]))
+
+    def _other_dtypes(self, part: Part) -> dict[str, torch.dtype]:
+        """For parameters that files hold in another dtype than the model: which."""
+        dtypes = {_TORCH[self._room(name, tensor).dtype] for name, tensor in part.stored.items()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        return {} if dtype is None else {name: dtype for name, tensor in part.own.items() if tensor.dtype != dtype}
+
+    def _as_in_file(self, name: str, values: Tensor) -> Tensor:
+        """What comes back from a file that holds them in fewer bits: that is what is proven."""
+        return values.to(self._in_file[name]).to(values.dtype) if name in self._in_file else values
 
     def _lies(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the source has these tensors, which nothing changed."""

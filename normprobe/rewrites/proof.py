@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -259,7 +260,11 @@ def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy, given: Giv
 
 
 def _wider(model: nn.Module) -> torch.dtype:
-    return torch.float64 if any(p.dtype is torch.float32 for p in model.parameters()) else torch.float32
+    """The next wider dtype than most of the numbers have: a few, as those of a router, may be wide already."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in filter(Tensor.is_floating_point, model.parameters()):
+        sizes[parameter.dtype] += parameter.numel()
+    return _WIDER.get(sizes.most_common(1)[0][0], torch.float64) if sizes else torch.float32
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
