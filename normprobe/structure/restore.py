@@ -59,6 +59,15 @@ class Restored:
         """Custom code gets weights by the names that files have; this gets them by those of the class below."""
         return False
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """transformers reads this and the next in the file of a class; the modules are in that of the class below."""
+        return bool(_below(cls)._can_set_attn_implementation())
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return bool(_below(cls)._can_set_experts_implementation())
+
     def initialize_weights(self) -> None:
         """As the class below; what no file holds, and building without memory has lost, gets its numbers. Models inside
         this one, such as that below a head, have `_init_weights` of their own."""
