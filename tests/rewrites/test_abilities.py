@@ -19,6 +19,7 @@ from tests.rewrites.rewritten import CASES, PICTURES, rewritten
 
 pytest.importorskip("transformers")
 EVERY = CASES | PICTURES
+WEIGHTS = "FoldGains", "Initialise", "QKClip"  # whose forward is the one that it was
 UNPICKLED = "Reparametrise"  # torch refuses to pickle parametrised modules
 
 
@@ -125,7 +126,7 @@ def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name.split("-")[0] not in WEIGHTS])
 def test_it_compiles_into_one_graph(name: str) -> None:
     model, inputs, _ = made(name)
     torch._dynamo.reset()

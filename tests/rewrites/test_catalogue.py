@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -82,6 +83,11 @@ def test_a_plan_shows_effect_sites_and_parameters(name: str) -> None:
         assert {f"    {word} {each}" for word, names in told for each in names} <= set(text)
 
 
+@cache
+def _ours(file: str) -> bool:
+    return HOME in Path(file).parents
+
+
 class Traced:
     """The `change` of a rewrite, line by line: `lines` are those before which the model was changed, counted over all
     sites, and the change fails there once `at` is one of them."""
@@ -107,7 +113,7 @@ class Traced:
             sys.settrace(before)
 
     def enter(self, frame: FrameType, event: str, given: Any) -> Any:
-        return self.line if HOME in Path(frame.f_code.co_filename).parents else None
+        return self.line if _ours(frame.f_code.co_filename) else None
 
     def line(self, frame: FrameType, event: str, given: Any) -> Any:
         if event == "line":

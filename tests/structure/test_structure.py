@@ -33,7 +33,7 @@ from normprobe.structure.snapshot import Structure
 from normprobe.structure.values import Encoder
 from tests.faults.architectures import BUILDS
 
-MODELS = ("gpt2", "gemma3", "cohere", "pictures", "free", "bert")
+MODELS = ("gpt2", "cohere", "pictures", "free", "bert")
 
 
 def described(rewrite: Rewrite) -> str:
