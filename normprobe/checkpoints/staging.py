@@ -1,8 +1,9 @@
 """A folder that appears whole or not at all.
 
 It is filled under a hidden name beside its place, flushed to the disk, then renamed. Where it takes the place of
-another folder, that one is renamed to a hidden backup first and removed last. Whatever moment the process dies at,
-`recover` finds what it left by these two names, and puts the backup back where the new folder never came in.
+another folder, that one is renamed to a hidden backup first and removed last; a mark beside it, written before, says
+which folder takes its place. Whatever moment the process dies at, `recover` finds what it left by these names, puts the
+backup back where the new folder never came in, and removes it where the one that the mark means did.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from normprobe.checkpoints.digest import digest_of
 from normprobe.errors import CheckpointError
 
 try:
@@ -24,7 +26,7 @@ except ImportError:
     LOCKS = False  # this system has none: a run that goes on is not told from a leftover
 
 
-LAST = "normprobe.json"  # the file that a folder gets last, by which it is known as one that moved in whole
+LAST = "normprobe.json"  # the file that a folder gets last, by which it is known as the one that moved in
 
 
 def named(out: Path) -> Path:
@@ -40,6 +42,11 @@ def part_of(out: Path) -> Path:
 def backup_of(out: Path) -> Path:
     """Where the folder that `out` replaces waits until the new one is in."""
     return out.with_name(f".{out.name}.normprobe-backup")
+
+
+def mark_of(out: Path) -> Path:
+    """The file that says, while there is a backup, which folder replaces it: the sum over its last file."""
+    return out.with_name(f".{out.name}.normprobe-moving")
 
 
 def check_place(out: Path, source: Path | None, *, overwrite: bool) -> None:
@@ -104,7 +111,7 @@ def _put_right(out: Path) -> Iterator[str]:
             shutil.rmtree(part)
         yield f"removed {part}, the unfinished folder of a run that was stopped"
     if backup.is_dir() and out.exists():
-        if not (out / LAST).is_file():
+        if not _replaced(out):
             what = f"{out} was made by somebody else while {backup} waited to come back to its place"
             raise CheckpointError(what, expected="one of them", hint="move one of them away, then run this again")
         shutil.rmtree(backup)
@@ -112,6 +119,14 @@ def _put_right(out: Path) -> Iterator[str]:
     elif backup.is_dir():
         backup.rename(out)
         yield f"moved {backup} back to {out}: a run was stopped before its new folder was in place"
+    if mark_of(out).is_file():  # of no more use, nor worth a word
+        mark_of(out).unlink()
+
+
+def _replaced(out: Path) -> bool:
+    """Whether `out` is the folder that the backup made way for."""
+    mark, last = mark_of(out), out / LAST
+    return mark.is_file() and last.is_file() and mark.read_bytes() == digest_of(last).encode()
 
 
 @contextmanager
@@ -162,20 +177,37 @@ def _move_in(part: Path, out: Path, *, overwrite: bool) -> None:
         raise CheckpointError(f"{out} was made by somebody else meanwhile", hint="another name, or --overwrite")
     backup = backup_of(out)
     if replaced:
-        out.rename(backup)
+        _put_aside(out, part)
     try:
         part.rename(out)
     except BaseException:
         if replaced:
             backup.rename(out)
+            mark_of(out).unlink()
         raise
     try:
         _flush_folder(out.parent)
         if replaced:
             shutil.rmtree(backup)
+            mark_of(out).unlink(missing_ok=True)
     except OSError as error:
         kept = f"{backup}, which it replaced, is not removed" if replaced else "the disk has not said so"
         raise CheckpointError(f"{out} is whole and in place, but {kept}", found=_said(error, out)) from error
+
+
+def _put_aside(out: Path, part: Path) -> None:
+    """Make `out` the backup, once the disk has the mark that says that `part` takes its place."""
+    mark, last = mark_of(out), part / LAST
+    try:
+        with mark.open("wb") as stream:
+            stream.write(digest_of(last).encode() if last.is_file() else b"")
+            stream.flush()
+            os.fsync(stream.fileno())
+        _flush_folder(out.parent)
+        out.rename(backup_of(out))
+    except BaseException:
+        mark.unlink(missing_ok=True)
+        raise
 
 
 def _flush(folder: Path) -> None:

@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 from normprobe.checkpoints import staging
-from normprobe.checkpoints.staging import backup_of, check_place, part_of, recover, staged
+from normprobe.checkpoints.digest import digest_of
+from normprobe.checkpoints.staging import backup_of, check_place, mark_of, part_of, recover, staged
 from normprobe.errors import CheckpointError
 
 
 def filled(folder: Path, text: str = "new") -> None:
     (folder / "sub").mkdir(parents=True, exist_ok=True)
     (folder / "sub" / "a.txt").write_text(text)
+
+
+def whole(folder: Path) -> None:
+    filled(folder)
+    (folder / staging.LAST).write_text("{}")
 
 
 def fill_and(folder: Path, error: BaseException) -> None:
@@ -118,8 +124,8 @@ def test_killed_between_the_moves_the_old_folder_comes_back(tmp_path: Path) -> N
 def test_killed_after_the_moves_the_backup_goes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     filled(backup_of(out), "old")
-    filled(out)
-    (out / staging.LAST).write_text("{}")
+    whole(out)
+    mark_of(out).write_text(digest_of(out / staging.LAST))
     assert any("removed" in line for line in recover(out))
     assert text_of(out) == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -129,9 +135,25 @@ def test_a_folder_that_somebody_made_in_the_place_of_the_old_one_costs_neither(t
     out = tmp_path / "out"
     filled(backup_of(out), "old")
     filled(out, "theirs")
-    with pytest.raises(CheckpointError, match=r"made by somebody else while .*normprobe-backup waited"):
-        recover(out)
-    assert (text_of(out), text_of(backup_of(out))) == ("theirs", "old")
+    for mark, last in ((None, None), ("", None), (None, "{}"), ("", "{}"), ("0" * 32, "{}")):
+        for place, text in ((mark_of(out), mark), (out / staging.LAST, last)):
+            place.unlink(missing_ok=True)
+            if text is not None:
+                place.write_text(text)
+        with pytest.raises(CheckpointError, match=r"made by somebody else while .*normprobe-backup waited"):
+            recover(out)
+        assert (text_of(out), text_of(backup_of(out))) == ("theirs", "old")
+
+
+@pytest.mark.parametrize("backup", [False, True])
+def test_what_is_left_of_a_replacement_that_is_over_means_no_other_folder(tmp_path: Path, backup: bool) -> None:
+    """Killed before the old folder was moved, or after it was removed or came back, the mark is all that is left."""
+    out = tmp_path / "out"
+    filled(backup_of(out) if backup else out, "old")
+    mark_of(out).write_text("0" * 32)
+    assert len(recover(out)) == backup
+    assert text_of(out) == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.skipif(not staging.LOCKS, reason="this system has no file locks")
@@ -202,9 +224,8 @@ def test_what_it_replaced_and_cannot_be_removed_is_named(tmp_path: Path, monkeyp
         pytest.raises(CheckpointError, match=r"out is whole and in place, but .*normprobe-backup"),
         staged(out, overwrite=True) as part,
     ):
-        filled(part)
+        whole(part)
     assert text_of(out) == "new"
-    (out / staging.LAST).write_text("{}")
     with pytest.raises(CheckpointError, match=r"(?s)beside .*out cannot be put right.*normprobe-backup"):
         recover(out)
 
