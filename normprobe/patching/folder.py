@@ -13,7 +13,7 @@ from normprobe.checkpoints.weights import INDEXES
 from normprobe.patching.built import Subject
 from normprobe.patching.configured import NAME as CONFIG
 from normprobe.patching.configured import write_config
-from normprobe.patching.manifest import NAME, Became, Manifest, Source, Step, hashes_of, header_hash
+from normprobe.patching.manifest import NAME, Became, Manifest, Source, Step, hashes_of, header_hash, stated_path
 from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Proof, Rewrite
 from normprobe.rewrites.base import Sites
@@ -110,7 +110,7 @@ def add_manifest(
         proof=proof,
         became=told.became,
         loads="code" if told.code else "plain",
-        left_out=told.left,
+        left_out=tuple(stated_path(Path(name)) for name in told.left),
         tensors=told.tensors,
         headers={name: header_hash(part / name) for name in told.tensors},
         files=hashes_of(part, told.tensors),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -83,10 +84,10 @@ class Manifest(Record):
         proof: what the rewrites did to the outputs; None where there are no outputs to compare.
         became: what it was written as; None for the architecture that it was.
         loads: "plain": any program that knows the architecture; "code": by one of the ways that need its changes.
-        left_out: files of the source that hold weights as they were before.
+        left_out: files of the source that hold weights as they were before, by their `stated_path`.
         tensors: XXH3 (128 bits) of the values of every tensor, by file.
         headers: that of what each of these files says before them: names, dtypes, shapes and places.
-        files: that of every other file.
+        files: that of every other file, by its `stated_path`.
     """
 
     schema_: Literal["normprobe-patch/1"] = SCHEMA
@@ -134,13 +135,18 @@ def _unread(path: Path, fields: Mapping[str, Any], error: ValidationError) -> Ch
     )
 
 
+def stated_path(path: PurePath) -> str:
+    """A path as text that JSON holds and no other path has: bytes that are no UTF-8 are `\\xff`, a backslash is two."""
+    return os.fsencode(path.as_posix().replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
+
+
 def hashes_of(folder: Path, but: Mapping[str, Any]) -> dict[str, str]:
-    """XXH3 of every file in `folder` except those named and the manifest, by path in the folder."""
-    found = {}
+    """XXH3 of every file in `folder` except those named and the manifest, by `stated_path` in the folder."""
+    found, others = {}, {*but, NAME}
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name not in but and name != NAME:
-            found[name] = digest_of(path)
+        name = path.relative_to(folder)
+        if name.as_posix() not in others:
+            found[stated_path(name)] = digest_of(path)
     return found
 
 

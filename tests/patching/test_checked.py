@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +87,17 @@ def test_what_was_added_is_trained(source: Source) -> None:
     for model in (normprobe.load(out), code, normprobe.apply_manifest(plain, out)):
         assert all(parameter.requires_grad for parameter in model.parameters())
         assert len(list(model.parameters())) == 25
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_names_that_are_no_utf_8_are_held_apart_and_found_again(source: Source) -> None:
+    folder = source("llama")
+    names = {rb"bad\xff.txt": r"bad\\xff.txt", b"bad\xff.txt": r"bad\xff.txt", "gut\xe9.txt".encode(): "gut\xe9.txt"}
+    for name in (*names, b"old\xfe.bin"):
+        Path(folder, os.fsdecode(name)).write_bytes(name)
+    found = patch(str(folder), folder.parent / "out", [FoldGains()], FAST)
+    assert set(names.values()) < found.manifest.files.keys()
+    assert r"old\xfe.bin" in found.manifest.left_out
+    assert verify(found.out).problems == ()
+    Path(found.out, os.fsdecode(b"bad\xff.txt")).rename(found.out / os.fsdecode(b"bad\xfe.txt"))
+    assert verify(found.out).problems == (r"bad\xff.txt: missing", r"bad\xfe.txt: added since")
