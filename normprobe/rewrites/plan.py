@@ -151,11 +151,7 @@ class Plan:
             told = self._confirm()
             self.proof = baseline.compare(self._model, self._inputs) if baseline else None
             if self.proof is not None and self.proof.holds is False:
-                raise RewriteError(
-                    f"could not prove {self._names()}; the model is as it was",
-                    expected=f"max |Δ| <= {self.proof.tolerance:.3g}, {self.proof.tolerance_source}",
-                    found=f"max |Δ| {self.proof.max_abs:.3g}",
-                )
+                raise self.proof.refusal(self._names())
             if applied:
                 applied.stand(self._sites())
             self._undo = undo.pop_all()

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from normprobe.records import Anatomy, Record
 from normprobe.rewrites.agreement import next_tokens
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.choices import Choices, Given
-from normprobe.rewrites.edits import parts_of
+from normprobe.rewrites.distance import distance, largest, not_finite, unproven
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
@@ -36,7 +37,6 @@ _UNKNOWN = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # and the largest output may have grown by one.
 _SPACINGS = 4
 _MANY = 0.25  # of all rows; rounding is seldom known to make other choices in more
-_INFINITE = float("inf")
 
 
 class Proof(Record):
@@ -44,12 +44,12 @@ class Proof(Record):
 
     Attributes:
         dtype: dtype of the first of them; differences are taken in float64.
-        max_abs: max |after − before|; infinite where one of them is not finite.
-        max_rel: `max_abs` over max |before|.
-        kl: mean over tokens of KL(before ‖ after) in nats; None where the model returns no logits over a vocabulary.
+        max_abs: max |after − before|; infinite where NaN or infinity meets anything but itself.
+        max_rel: `max_abs` over max |before| of what is finite.
+        kl: mean over tokens of KL(before ‖ after) in nats; None where no row of logits over a vocabulary is finite.
         agreement: share of tokens with the same most likely next token; None as above.
-        tokens: number of tokens behind `kl` and `agreement`.
-        loss: what the losses are; None where the inputs hold neither labels nor the tokens of logits.
+        tokens: number of tokens behind `kl` and `agreement`, those whose logits are finite before and after.
+        loss: what the losses are; None where the inputs hold neither labels nor the tokens of logits, or one is NaN.
         loss_before: of the original model, in nats.
         loss_after: of the rewritten model.
         choices: rows of which the model chooses the largest or the order, as a router its experts; 0 where the rewrite
@@ -60,7 +60,12 @@ class Proof(Record):
         rounding_after: the same of the rewritten model.
         tolerance: largest `max_abs` that rounding explains; None where none could be derived or none applies.
         tolerance_source: where the tolerance comes from, or why there is none.
-        holds: whether `max_abs` is within the tolerance; None where there is none.
+        holds: whether `max_abs` is within the tolerance; False where an exact rewrite made outputs NaN or infinite that
+            were finite; else None where there is no tolerance.
+        values: numbers of all outputs.
+        not_finite_before: how many of them are NaN or infinite in the original model.
+        not_finite_after: in the rewritten model.
+        not_finite_new: of these, how many are finite in the original.
     """
 
     dtype: str
@@ -79,6 +84,20 @@ class Proof(Record):
     tolerance: float | None = None
     tolerance_source: str = ""
     holds: bool | None = None
+    values: int = 0
+    not_finite_before: int = 0
+    not_finite_after: int = 0
+    not_finite_new: int = 0
+
+    def refusal(self, names: str) -> RewriteError:
+        """The error about rewrites whose proof does not hold."""
+        expected, found = (
+            f"max |Δ| <= {self.tolerance or 0:.3g}, {self.tolerance_source}",
+            f"max |Δ| {self.max_abs:.3g}",
+        )
+        if self.tolerance is None:
+            expected, found = "finite outputs where the original's are", self.tolerance_source
+        return RewriteError(f"could not prove {names}; the model is as it was", expected=expected, found=found)
 
     def __str__(self) -> str:
         text = f"max |Δ| {self.max_abs:.3g} ({self.max_rel:.3g} of the largest output, {self.dtype})"
@@ -89,8 +108,12 @@ class Proof(Record):
         if self.choices_given:
             text += f", given the original's choice where rounding made another in {self.choices_given} of"
             text += f" {self.choices} rows (top-k, sort, max)"
+        if self.not_finite_before or self.not_finite_after:
+            text += f", NaN or infinite in {self.not_finite_after:,} of {self.values:,} values"
+            text += f" (in the original {self.not_finite_before:,})"
         if self.tolerance is None:
-            return f"{text}; no tolerance: {self.tolerance_source}"
+            told = "refused" if self.holds is False else "no verdict" if self.not_finite_before else "no tolerance"
+            return f"{text}; {told}: {self.tolerance_source}"
         verdict = "within" if self.holds else "beyond"
         return f"{text}; {verdict} the tolerance {self.tolerance:.3g}: {self.tolerance_source}"
 
@@ -178,56 +201,55 @@ class Baseline:
                 expected=", ".join(str(tuple(t.shape)) for t in before),
                 found=", ".join(str(tuple(t.shape)) for t in ran.outputs),
             )
-        change, largest = _distance(ran.outputs, before), _distance(before, None)
-        facts = self._rounding(ran.outputs) | self._tolerance(change, largest, given) | _losses(self.ran, ran)
+        change, most, broken = distance(ran.outputs, before), largest(before), not_finite(before, ran.outputs)
+        facts = self._rounding(ran.outputs) | broken | _losses(self.ran, ran)
         integers = [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and not t.dtype.is_floating_point]
         return Proof(
             dtype=str(before[0].dtype)[6:],
             max_abs=change,
-            max_rel=0.0 if change == 0 else change / largest if 0 < largest < _INFINITE else _INFINITE,
+            max_rel=0.0 if change == 0 else change / most if most else inf,
             choices=given.rows,
             choices_given=given.kept,
             **facts,
-            **_tokens(self.ran.main, ran.main, tuple(tuple(t.shape) for t in integers)),
+            **(unproven(broken, self.exact) or self._tolerance(change, most, given)),
+            **next_tokens(self.ran.main, ran.main, tuple(tuple(t.shape) for t in integers)),
         )
 
     def _rounding(self, after: list[Tensor]) -> dict[str, Any]:
         if self.wide is None:
             return {}
-        before = _distance(self.ran.outputs, self.wide)
-        return {"rounding_before": before, "rounding_after": _distance(after, self.wide)}
+        before = distance(self.ran.outputs, self.wide)
+        return {"rounding_before": before, "rounding_after": distance(after, self.wide)}
 
-    def _tolerance(self, change: float, largest: float, given: Given) -> dict[str, Any]:
+    def _tolerance(self, change: float, most: float, given: Given) -> dict[str, Any]:
         """Twice the original's own rounding error, what two models as far as that from the wide one can differ by, or a
         choice where it could not be measured; none where that may be no rounding which was set aside."""
         if self.widest:
-            tolerance, source = _FLOAT64 * largest, f"choice: {_FLOAT64:g} of the largest output in float64"
+            tolerance, source = _FLOAT64 * most, f"choice: {_FLOAT64:g} of the largest output in float64"
         elif self.wide is None and not self.exact:
             return {"tolerance_source": self.why_not_wide}
         elif self.wide is None and given.kept > _MANY * given.rows:
             why = f"it chose otherwise in {given.kept} of {given.rows} rows, too many to take for rounding unmeasured"
             return {"tolerance_source": f"{why}; {self.why_not_wide}"}
         elif self.wide is None:
-            tolerance, source = self._chosen(largest, self.why_not_wide)
+            tolerance, source = self._chosen(most, self.why_not_wide)
         else:
-            tolerance, source = self._measured(largest)
-        if not tolerance < _INFINITE:
-            return {"tolerance_source": "the original's outputs are not finite on these inputs"}
+            tolerance, source = self._measured(most)
         return {"tolerance": tolerance, "tolerance_source": source, "holds": change <= tolerance}
 
-    def _chosen(self, largest: float, why: str) -> tuple[float, str]:
+    def _chosen(self, most: float, why: str) -> tuple[float, str]:
         share, own = _share(self.ran), str(self.ran.outputs[0].dtype)[6:]
-        return share * largest, f"choice: {share:g} of the largest output in {own}; {why}"
+        return share * most, f"choice: {share:g} of the largest output in {own}; {why}"
 
-    def _measured(self, largest: float) -> tuple[float, str]:
+    def _measured(self, most: float) -> tuple[float, str]:
         """Twice the distance to the wider copy, or a few spacings of the largest output where these are more; a choice
         where it is more than that: the copy may compute something else."""
         assert self.wide is not None
-        floor = _SPACINGS * largest * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
-        measured, dtype = 2 * _distance(self.ran.outputs, self.wide), str(self.wide[0].dtype)[6:]
+        floor = _SPACINGS * most * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
+        measured, dtype = 2 * distance(self.ran.outputs, self.wide), str(self.wide[0].dtype)[6:]
         source = f"twice the original's own distance to a {self.wider} copy of it on these inputs"
         source += "" if dtype == self.wider else f", whose outputs are {dtype}"
-        chosen = self._chosen(largest, f"less than {source} ({measured:.3g})")
+        chosen = self._chosen(most, f"less than {source} ({measured:.3g})")
         if not measured <= chosen[0]:
             return chosen
         if floor <= measured:
@@ -242,7 +264,7 @@ def _share(ran: _Ran) -> float:
 
 
 def _losses(before: _Ran, after: _Ran) -> dict[str, Any]:
-    if before.loss is None or after.loss is None:
+    if before.loss is None or after.loss is None or not isfinite(before.loss[0]) or not isfinite(after.loss[0]):
         return {}
     return {"loss": before.loss[1], "loss_before": before.loss[0], "loss_after": after.loss[0]}
 
@@ -269,17 +291,3 @@ def _wider(model: nn.Module) -> torch.dtype:
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
     return [t.shape for t in a] == [t.shape for t in b]
-
-
-def _distance(a: list[Tensor], b: list[Tensor] | None) -> float:
-    """max |a − b| over all elements, max |a| without b; infinite where a value is not finite."""
-    largest = 0.0
-    for one, other in zip(a, a if b is None else b, strict=True):
-        for part, beside in zip(parts_of(one), parts_of(other), strict=True):
-            difference = float((part.double() if b is None else part.double() - beside.double()).abs().amax())
-            largest = max(largest, difference if difference == difference else _INFINITE)
-    return largest
-
-
-def _tokens(before: Tensor | None, after: Tensor | None, ids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-    return {} if before is None or after is None else next_tokens(before, after, ids)

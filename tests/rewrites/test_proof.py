@@ -14,8 +14,9 @@ from normprobe.records import Anatomy
 from normprobe.rewrites import FoldGains, make_plan
 from normprobe.rewrites.agreement import next_tokens
 from normprobe.rewrites.base import Effect
+from normprobe.rewrites.distance import distance, largest
 from normprobe.rewrites.edits import PART
-from normprobe.rewrites.proof import Baseline
+from normprobe.rewrites.proof import Baseline, Proof
 from tests.models import gpt2
 from tests.rewrites.cases import Scaled
 from tests.trace import Snapshot
@@ -242,3 +243,58 @@ def test_the_largest_change_is_found_wherever_it_is(place: int) -> None:
     with torch.no_grad():
         model.by.fill_(float("nan"))
     assert baseline.compare(model, inputs).max_abs == float("inf")
+
+
+class Cut(nn.Module):
+    """Logits of 2 rows of 4 tokens, of which those of the last tokens are NaN, as of rows that see nothing."""
+
+    def __init__(self, broken: int) -> None:
+        super().__init__()
+        self.table, self.broken = nn.Embedding(8, 8), broken
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.table(ids)
+        gone = torch.arange(ids.shape[1]) >= ids.shape[1] - self.broken
+        return found.masked_fill(gone[:, None], torch.nan)
+
+
+def cut(before: int, after: int, effect: Effect, factor: float = 1.0) -> Proof:
+    torch.manual_seed(0)
+    model, ids = Cut(before), torch.arange(8).reshape(2, 4)
+    baseline = Baseline.of(model, ids, effect, Anatomy())
+    model.broken = after
+    with torch.no_grad():
+        model.table.weight *= factor
+    return baseline.compare(model, ids)
+
+
+def test_what_is_not_finite_on_both_sides_is_no_change_and_has_no_verdict() -> None:
+    proof = cut(1, 1, Effect.EXACT)
+    assert (proof.max_abs, proof.max_rel, proof.kl, proof.agreement, proof.tokens) == (0.0, 0.0, 0.0, 1.0, 6)
+    assert (proof.rounding_before, proof.tolerance, proof.holds) == (0.0, None, None)
+    told = "NaN or infinite in 16 of 64 values (in the original 16); no verdict: the original's outputs are not finite"
+    assert told in str(proof)
+    assert 0 < cut(1, 1, Effect.EXACT, 1.5).max_rel < 1
+    nothing = cut(4, 4, Effect.EXACT)
+    assert (nothing.kl, nothing.agreement, nothing.tokens) == (None, None, 0)
+    assert not {"KL", "loss", "inf,"} & set(str(nothing).split())
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_an_exact_rewrite_that_makes_finite_outputs_nan_does_not_hold(before: int) -> None:
+    proof = cut(before, 2, Effect.EXACT)
+    assert (proof.holds, proof.max_abs, proof.tokens) == (False, float("inf"), 4)
+    made = 16 * (2 - before)
+    assert f"refused: {made} values are NaN or infinite that are finite in the original" in str(proof)
+    with pytest.raises(RewriteError, match=rf"could not prove Cut(.|\n)*found: {made} values are NaN"):
+        raise proof.refusal("Cut")
+    changed = cut(before, 2, Effect.BREAKING)
+    assert changed.holds is None
+    assert f"in 32 of 64 values (in the original {16 * before})" in str(changed)
+
+
+def test_infinities_are_alike_by_their_sign_alone() -> None:
+    up, down, nan = ([torch.tensor([1.0, value])] for value in (torch.inf, -torch.inf, torch.nan))
+    assert [distance(up, up), distance(down, down), distance(nan, nan)] == [0.0] * 3
+    assert [distance(up, down), distance(up, nan), distance(nan, [torch.ones(2)])] == [float("inf")] * 3
+    assert (largest(up), largest(nan)) == (1.0, 1.0)
