@@ -41,7 +41,7 @@ def not_finite(before: list[Tensor], after: list[Tensor]) -> dict[str, int]:
 
 
 def unproven(broken: dict[str, int], exact: bool) -> dict[str, Any]:
-    """As fields of a `Proof`, what stands in the place of a tolerance where outputs of an exact rewrite are not finite; empty where all are."""
+    """Why an exact rewrite has no tolerance, as fields of a `Proof`; empty where all outputs are finite."""
     if exact and broken["not_finite_new"]:
         why = f"{broken['not_finite_new']:,} values are NaN or infinite that are finite in the original"
         return {"tolerance_source": why, "holds": False}
