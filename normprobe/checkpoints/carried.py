@@ -52,14 +52,24 @@ def check_carried(source: Path) -> None:
     """Say before the work that a file could not come along.
 
     Raises:
-        CheckpointError: one cannot be read, or is a link to nothing.
+        CheckpointError: one cannot be read, is a link to nothing, or is no file, such as a pipe.
     """
     for name in _files(source):
         path = source / name
-        if not name.endswith(WEIGHTS) and not os.access(path, os.R_OK):
+        if name.endswith(WEIGHTS):
+            continue
+        if path.exists() and not path.is_file():
+            hint = "move it out of the checkpoint: what lies beside the weights comes along"
+            raise CheckpointError(f"{path} cannot be copied", expected="a file", found=_kind(path), hint=hint)
+        if not os.access(path, os.R_OK):
             found = "no right to read it" if path.exists() else f"a link to {os.readlink(path)}, where nothing is"
             hint = "put it right, or remove it: what lies beside the weights comes along"
             raise CheckpointError(f"{path} cannot be copied", expected="a file", found=found, hint=hint)
+
+
+def _kind(path: Path) -> str:
+    """What is neither a file nor a folder."""
+    return "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -94,12 +94,15 @@ def recover(out: Path) -> tuple[str, ...]:
     """Put right what a run that was killed left beside `out`, and say what that was.
 
     Raises:
-        CheckpointError: another run that still goes on is filling it, somebody else took its place, or the system
-            refuses.
+        CheckpointError: another run that still goes on is filling it, somebody else took its place, its name
+            is too long, or the system refuses.
     """
     try:
         return tuple(_put_right(out))
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            expected = f"one with room for {backup_of(Path('NAME'))} beside it"
+            raise CheckpointError(f"{out}: too long a name", expected=expected, hint="a shorter name") from error
         what = f"what a run that was stopped left beside {out} cannot be put right"
         raise CheckpointError(what, found=_said(error, out), hint=f"ls -la {out.parent}") from error
 

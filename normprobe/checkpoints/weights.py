@@ -83,11 +83,13 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`.
 
     Raises:
-        TargetError: the file is not UTF-8 JSON, or holds something other than an object.
+        TargetError: the file cannot be read, is not UTF-8 JSON, or holds something other than an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be read", expected="a JSON object", found=error.strerror) from error
+    except ValueError as error:
         raise TargetError(f"{path}: no valid JSON", expected="a JSON object", found=str(error)) from error
     if not isinstance(value, dict):
         raise TargetError(f"{path}: no JSON object", expected="an object", found=type(value).__name__)

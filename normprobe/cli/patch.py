@@ -63,7 +63,8 @@ def patch(request: own.PatchRequest) -> None:
 
 
 def _verified(asked: dict[str, Any]) -> int:
-    _refuse(asked, "--verify checks a folder alone", ("out", "recipe", "mend", "as_type", "plan", *_REWRITES))
+    named = ("checkpoint", "verify", "format", "debug", "quiet")
+    _refuse(asked, "--verify checks a folder alone", tuple(name for name in asked if name not in named))
     from normprobe.patching.verify import verify
 
     with byte_progress(quiet=asked["quiet"]) as advance:
@@ -165,7 +166,7 @@ def _check_named(asked: dict[str, Any], name: str, expected: str) -> None:
 
 def _refuse(asked: dict[str, Any], why: str, names: tuple[str, ...]) -> None:
     for name in names:
-        if asked[name]:
+        if asked[name] not in (getattr(own.PatchRequest, name), []):
             option = _CALLED.get(name, "--" + name.replace("_", "-"))
             raise SettingError(f"{option} has no effect: {why}", hint=f"leave {option} out")
 

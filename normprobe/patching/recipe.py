@@ -71,9 +71,17 @@ def read_recipe(path: Path) -> tuple[Rewrite, ...]:
         if key != _TABLES:
             raise _at(path, text, (key,), _Refused(key, f"unknown key {key}", expected=f"[[{_TABLES}]]"))
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        expected = f"[[{_TABLES}]] tables, each with a name"
-        raise _at(path, text, (_TABLES,), _Refused(_TABLES, "no rewrites", expected, f"{rows!r:.80}"))
+        raise _at(path, text, (_TABLES,), _no_rewrites(rows))
     return tuple(_row(path, text, number, row) for number, row in enumerate(rows))
+
+
+def _no_rewrites(rows: object) -> _Refused:
+    """What stands where there should be a list of tables."""
+    expected = f"[[{_TABLES}]] tables, each with a name"
+    if isinstance(rows, dict):
+        hint = f"double brackets, [[{_TABLES}]]: a recipe may have several"
+        return _Refused(_TABLES, "no rewrites", expected, f"[{_TABLES}], one table", hint)
+    return _Refused(_TABLES, "no rewrites", expected, "nothing" if rows is None else f"{rows!r:.80}")
 
 
 def read_words(words: str) -> Rewrite:

@@ -37,6 +37,7 @@ from normprobe.rewrites import Plan, Rewrite, Site, make_plan
 from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
 from normprobe.targets.config import own_code
+from normprobe.targets.inputs import check_text_file
 from normprobe.targets.quiet import quiet
 
 
@@ -103,6 +104,7 @@ def patch(
     options, told = options or PatchOptions(), tell or (lambda stage, done, total: None)
     if options.as_type is not None:
         config_class(options.as_type)
+    check_text_file(options.target)
     out = named(out)
     notes = recover(out)
     check_place(out, Path(checkpoint).expanduser(), overwrite=options.overwrite)  # before anything is fetched
@@ -122,6 +124,7 @@ def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions 
         As `patch`, but for what concerns the new folder.
     """
     options = options or PatchOptions()
+    check_text_file(options.target)
     with (
         TemporaryDirectory(prefix="normprobe-") as place,
         _read(checkpoint, rewrites, options, Scratch(Path(place), alone=True)) as (subject, _),

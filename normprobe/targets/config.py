@@ -62,8 +62,11 @@ def read_config(path: Path, options: TargetOptions) -> Any:
     """The configuration in `path`, a .json file.
 
     Raises:
-        TargetError: it is broken, of an unknown model type, or needs code that was not allowed.
+        TargetError: it is missing or broken, of an unknown model type, or needs code that was not allowed.
     """
+    if not path.exists():
+        hint = "copy it from where the weights come from: it says which model they are of"
+        raise TargetError(f"{path} is missing", expected="the configuration beside the weights", hint=hint)
     fields = read_json(path)
     check_fields(path, fields, options)
     import transformers

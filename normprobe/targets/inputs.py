@@ -42,6 +42,19 @@ def make_inputs(
         return _from_text(model, tokenizer, options, asked)
 
 
+def check_text_file(options: TargetOptions) -> None:
+    """Say before the work that the text file is not there.
+
+    Raises:
+        InputError: it is not.
+    """
+    if options.text_file is not None:
+        path = Path(options.text_file)
+        if not path.exists() or path.is_dir():  # a pipe is as good as a file
+            found = "a folder" if path.is_dir() else f"nothing at {path.absolute()}"
+            raise InputError(f"{options.text_file}: no such text file", expected="a file", found=found)
+
+
 def _from_text(
     model: nn.Module, tokenizer: Any, options: TargetOptions, asked: bool
 ) -> tuple[dict[str, Any], str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from normprobe.targets.factory import load_factory
 from normprobe.targets.folder import load_folder
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, load_hub
-from normprobe.targets.inputs import make_inputs
+from normprobe.targets.inputs import check_text_file, make_inputs
 from normprobe.targets.options import Built, Loaded, TargetOptions
 from normprobe.targets.place import dtype_names, parse_device, parse_dtype, to_device_dtype
 
@@ -60,11 +60,7 @@ def _check_name(name: str, options: TargetOptions) -> None:
     """Refuse an empty name, which would mean the current folder, and a text file that is not there."""
     if not name.strip():
         raise TargetError("no target is named", expected="a folder, file, factory or hub id", found=repr(name))
-    if options.text_file is not None:
-        path = Path(options.text_file)
-        if not path.exists() or path.is_dir():  # a pipe is as good as a file
-            found = "a folder" if path.is_dir() else f"nothing at {path.absolute()}"
-            raise InputError(f"{options.text_file}: no such text file", expected="a file", found=found)
+    check_text_file(options)
 
 
 def _check_parameters(model: nn.Module, name: str, *, meta: bool) -> None:

@@ -143,6 +143,12 @@ def test_no_truth_value_is_a_number(run: Run, source: Path, tmp_path: Path, writ
         (["SOURCE", "", "--eps", "1e-5"], "OUT is empty", "ValueError"),
         (["SOURCE", "--plan", "--rewrite", "SetEps("], "a rewrite cannot be read", "--debug"),
         (["SOURCE", "--plan", "--recipe", "none.toml"], "the recipe cannot be read", "--debug"),
+        (["SOURCE", "--verify", "--overwrite"], "--overwrite has no effect: --verify checks a folder", "manifest"),
+        (["SOURCE", "--verify", "--tokens", "3"], "--tokens has no effect: --verify checks a folder", "manifest"),
+        (["SOURCE", "--verify", "--eps", "0"], "--eps has no effect: --verify checks a folder", "manifest"),
+        (["SOURCE", "--verify", "--batch", "1", "-q"], "no normprobe.json", "has no effect"),
+        (["SOURCE", "--plan", "--eps", "1e-5", "--text-file", "none.txt"], "none.txt: no such text file", "tokenizer"),
+        (["SOURCE", "OUT", "--eps", "1e-5", "--text-file", "none.txt"], "none.txt: no such text file", "tokenizer"),
         (["SOURCE", "OUT", "--eps", "1e-50"], "no eps: it is lost in rounding", "None none"),
     ],
 )

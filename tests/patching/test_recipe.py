@@ -57,6 +57,12 @@ def test_a_recipe_gives_its_rewrites_in_order(tmp_path: Path) -> None:
         ('name = "AddQKNorm"', "", ["line 3: a rewrite without a name"]),
         ('name = "AddQKNorm"', "name = 3", ["line 4, key name: a rewrite without a name"]),
         ("# before", "other = 1\n# before", ["line 2, key other: unknown key other", "[[rewrite]]"]),
+        (GOOD, "", ["patch.toml: no rewrites", "found: nothing"]),
+        (
+            GOOD,
+            '[rewrite]\nname = "ToDyT"',
+            ["line 1, key rewrite: no rewrites", "found: [rewrite]", "double brackets"],
+        ),
         (GOOD, "rewrite = 3", ["line 1, key rewrite: no rewrites"]),
         (GOOD, "", ["no rewrites"]),
         ("[[rewrite]]", "[[rewrite", ["no valid TOML", "line 3"]),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from normprobe.checkpoints.carried import check_carried
-from normprobe.checkpoints.staging import part_of, staged
-from normprobe.errors import CheckpointError, NormprobeError
+from normprobe.checkpoints.staging import part_of, recover, staged
+from normprobe.errors import CheckpointError, NormprobeError, TargetError
 from normprobe.patching.manifest import read_manifest
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import opened_subject
 from normprobe.targets import TargetOptions
+from normprobe.targets.config import read_config
 from normprobe.version import __version__
 
 
@@ -23,6 +26,33 @@ def test_a_link_to_nothing_is_found_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").symlink_to("nowhere")
     with pytest.raises(CheckpointError, match=r"LICENSE cannot be copied(.|\n)*a link to nowhere, where nothing is"):
         check_carried(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are none on this system")
+def test_a_pipe_and_a_socket_are_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path has to be short
+    with socket.socket(socket.AF_UNIX) as made:
+        os.mkfifo("queue.bin")  # stays behind anyway
+        check_carried(tmp_path)
+        made.bind("served")
+        with pytest.raises(CheckpointError, match=r"served cannot be copied(.|\n)*a socket(.|\n)*move it out"):
+            check_carried(tmp_path)
+    os.mkfifo("queue")
+    with pytest.raises(CheckpointError, match=r"queue cannot be copied(.|\n)*found: a pipe"):
+        check_carried(tmp_path)
+
+
+def test_a_name_too_long_for_the_hidden_ones_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"n: too long a name(.|\n)*room for \.NAME\.normprobe-backup beside"):
+        recover(tmp_path / ("n" * 240))
+
+
+def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"config\.json is missing(.|\n)*copy it"):
+        read_config(tmp_path / "config.json", TargetOptions())
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(TargetError, match=r"config\.json: cannot be read(.|\n)*found: \w"):
+        read_config(tmp_path / "config.json", TargetOptions())
 
 
 def test_an_adapter_is_told_as_one(tmp_path: Path) -> None:
