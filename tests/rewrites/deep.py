@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -20,16 +22,16 @@ Made = Literal["post", "pre", "deepnorm", "pre to deepnorm"]
 
 
 class Stack(nn.Module):
-    """Embeddings, `BLOCKS` encoder layers as torch has them, and a head; Xavier's initialisation.
+    """Embeddings, encoder layers as torch has them, and a head; Xavier's initialisation.
 
     Post-norm, or pre-norm with a final norm.
     """
 
-    def __init__(self, pre: bool = False) -> None:
+    def __init__(self, pre: bool = False, blocks: int = BLOCKS) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, WIDTH)
         more = {"batch_first": True, "norm_first": pre}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, **more) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, **more) for _ in range(blocks))
         self.final = nn.LayerNorm(WIDTH) if pre else nn.Identity()
         self.head = nn.Linear(WIDTH, VOCABULARY)
         for parameter in self.parameters():
@@ -50,10 +52,12 @@ def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return ids, (5 * ids + 3) % VOCABULARY
 
 
-def made(how: Made, seed: int, ids: Tensor) -> Stack:
-    """The stack as it is, or with DeepNorm's α and weights put on it."""
+@cache
+def made(how: Made, seed: int, blocks: int) -> Stack:
+    """The stack as it is, or with DeepNorm's α and weights put on it; to be copied before it is trained."""
+    ids, _ = batch(torch.Generator().manual_seed(seed))
     torch.manual_seed(seed)
-    model = Stack(how.startswith("pre"))
+    model = Stack(how.startswith("pre"), blocks)
     if how == "pre to deepnorm":
         make_plan(model, [ToPostNorm(deepnorm=True)], ids).apply()
         make_plan(model, [Initialise("deepnorm", seed=seed)], ids).apply()
@@ -80,10 +84,11 @@ class Trained:
         return self.loss < LEARNED
 
 
-def train(how: Made, rate: float, seed: int, *, warmup: int = 0, steps: int = STEPS) -> Trained:
+def train(how: Made, rate: float, seed: int, *, warmup: int = 0, steps: int = STEPS, blocks: int = BLOCKS) -> Trained:
     """Train by Adam, the rate growing from 0 over the first `warmup` steps."""
     generator = torch.Generator().manual_seed(seed)
-    model = made(how, seed, batch(generator)[0])
+    batch(generator)  # the rewrites had the first
+    model = copy.deepcopy(made(how, seed, blocks))
     optimiser: Any = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
     losses, top = [], 0.0
     for step in range(steps):
@@ -100,4 +105,4 @@ def train(how: Made, rate: float, seed: int, *, warmup: int = 0, steps: int = ST
 
 def _top(model: Stack) -> float:
     squares = [sum(float(p.grad.square().sum()) for p in block.parameters()) for block in model.blocks]
-    return sum(squares[-(BLOCKS // 4) :]) / sum(squares)
+    return sum(squares[-(len(squares) // 4) :]) / sum(squares)

@@ -1,18 +1,18 @@
-"""What DeepNorm is for: a post-norm stack of 48 blocks that learns nothing starts to train after the rewrite."""
+"""What DeepNorm is for: a deep post-norm stack that learns nothing starts to train after the rewrite."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.deepnorm import WAYS, section
-from tests.rewrites.deep import BLOCKS, GRID, RATES, SEEDS, STEPS, Trained, train
+from tests.rewrites.deep import BLOCKS, GRID, RATES, SEEDS, STEPS, Made, Trained, train
 
-SHORT = STEPS // 2  # by when one that trains has begun to; the table has all steps
+DEEP, SHORT = 24, 20  # deep enough not to start, and by when one that trains has begun to; the table has more of both
 
 
-def learned(how: str) -> tuple[int, list[float]]:
-    """How many of the grid train, and all losses."""
-    runs = [train(how, rate, seed, steps=SHORT) for rate, seed in GRID]  # type: ignore[arg-type]
+def learned(how: Made) -> tuple[int, list[float]]:
+    """How many of a grid train, its rates twice those of the table, and all losses."""
+    runs = [train(how, 2 * rate, seed, steps=SHORT, blocks=DEEP) for rate, seed in GRID]
     return sum(run.learned for run in runs), [run.loss for run in runs]
 
 
@@ -27,8 +27,9 @@ def test_one_of_nine_at_most_trains_before_it() -> None:
 
 
 def test_a_pre_norm_stack_is_rewritten_into_one_that_trains_alike() -> None:
-    assert train("pre to deepnorm", RATES[1], SEEDS[0], steps=SHORT // 2).loss == pytest.approx(
-        train("deepnorm", RATES[1], SEEDS[0], steps=SHORT // 2).loss, rel=1e-3
+    short = {"steps": SHORT // 2, "blocks": DEEP}
+    assert train("pre to deepnorm", RATES[1], SEEDS[0], **short).loss == pytest.approx(
+        train("deepnorm", RATES[1], SEEDS[0], **short).loss, rel=1e-3
     )
 
 
