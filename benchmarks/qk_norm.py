@@ -21,9 +21,9 @@ REWRITES = PAGE.with_name("rewrites.md")
 RATE, TRAINING, WINDOW = 1e-4, 10, 256  # of AdamW, steps, tokens of each
 
 
-def texts(fitted: int, held_out: int) -> tuple[Any, Any]:
+def texts(fitted: int, held_out: int, tokenizer: Any = None) -> tuple[Any, Any]:
     """Ids of the start of the sample text, and of its end; the two share no token."""
-    ids = smollm.text_ids(smollm.SAMPLE_TOKENS)
+    ids = smollm.text_ids(smollm.SAMPLE_TOKENS, tokenizer)
     if fitted + held_out > ids.shape[1]:
         raise SystemExit(f"the text has {ids.shape[1]} tokens: --fit and --held-out take {fitted + held_out}")
     return ids[:, :fitted], ids[:, -held_out:]
@@ -60,17 +60,17 @@ def normed(model: Any, start: str, steps: int, fit: Any) -> tuple[Any, Any, dict
     return twin, plan, {path: bound or 0.0 for path, bound in rewrite.bounds(twin, found.sites, anatomy).items()}
 
 
-def trained(model: Any, ids: Any) -> list[float]:
+def trained(model: Any, ids: Any, steps: int = TRAINING) -> list[float]:
     """The loss before each step of AdamW on one window of the text, and after the last."""
     import torch
 
     window = ids[:, :WINDOW]
-    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, fused=True)
     losses = []
-    for step in range(TRAINING + 1):
+    for step in range(steps + 1):
         loss = model(input_ids=window, labels=window).loss
         losses.append(float(loss.detach()))
-        if step < TRAINING:
+        if step < steps:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -41,21 +41,24 @@ def token_ids(tokens: int) -> Any:
     return torch.randint(0, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
 
 
-def text_ids(tokens: int) -> Any:
-    """The start of the text that an audit takes."""
-    return _sample_ids()[:, :tokens].clone()
+def text_ids(tokens: int, tokenizer: Any = None) -> Any:
+    """The start of the text that an audit takes, in the tokens of the GGUF file; reading its tokenizer takes seconds."""
+    return _sample_ids(tokenizer)[:, :tokens].clone()
 
 
 @cache
-def _sample_ids() -> Any:
-    """That text nine times over; reading the tokenizer takes seconds."""
-    from transformers import AutoTokenizer
-
+def _sample_ids(tokenizer: Any) -> Any:
+    """That text nine times over."""
     from normprobe.targets.inputs import sample_text
 
+    return (tokenizer or _tokenizer())(sample_text() * 9, return_tensors="pt").input_ids
+
+
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
     file = checkpoint()
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    return tokenizer(sample_text() * 9, return_tensors="pt").input_ids
+    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
 def environment() -> dict[str, str]:

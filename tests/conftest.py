@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
@@ -60,13 +63,45 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_loaded(smollm2_gguf: Path) -> Any:
-    """SmolLM2 as a target with 12 tokens. Reading it takes half a minute: tests that change the model take a copy."""
+def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """SmolLM2 as a checkpoint in float32: reading the GGUF file takes a quarter of a minute, and one process does it.
+
+    The half gigabyte goes when the last process that uses it has ended.
+    """
     for needed in ("gguf", "accelerate"):
         pytest.importorskip(needed)
+    worker, own = os.environ.get("PYTEST_XDIST_WORKER", ""), tmp_path_factory.getbasetemp()
+    place = (own.parent if worker else own) / "shared-smollm2"
+    folder, user = place / "model", place / f"used-{worker}"
+    with FileLock(f"{place}.lock"):
+        place.mkdir(exist_ok=True)
+        user.touch()
+        if not folder.exists():
+            _write_smollm2(smollm2_gguf, folder)
+    yield folder
+    with FileLock(f"{place}.lock"):
+        user.unlink()
+        if not list(place.glob("used-*")):
+            shutil.rmtree(place)
+
+
+def _write_smollm2(file: Path, folder: Path) -> None:
+    from normprobe.targets import resolve
+
+    read = resolve(str(file))
+    assert read.missing == read.unexpected == ()
+    read.model.hf_quantizer = None  # transformers saves nothing that it read from GGUF
+    del read.model.config.quantization_config
+    read.model.save_pretrained(folder)
+    read.tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2_loaded(smollm2_folder: Path) -> Any:
+    """SmolLM2 as a target with 12 tokens; tests that change the model take a copy."""
     from normprobe.targets import TargetOptions, resolve
 
-    return resolve(str(smollm2_gguf), TargetOptions(tokens=12))
+    return resolve(str(smollm2_folder), TargetOptions(tokens=12))
 
 
 def _only(module: str, package: str, pattern: str) -> Path:

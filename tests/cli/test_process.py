@@ -90,8 +90,10 @@ def test_the_demo_finds_its_fault() -> None:
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from normprobe.cli.app import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has its children ignore it
 
 class Slow:
     def find_spec(self, name, path=None, target=None):

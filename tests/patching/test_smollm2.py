@@ -66,7 +66,7 @@ def test_smollm2_loads_in_three_ways_and_generates(out: Path, smollm2_loaded: An
 
 
 def test_smollm2_trains_on_from_its_checkpoint(out: Path) -> None:
-    ids = smollm.text_ids((STEPS + 1) * TOKENS).reshape(STEPS + 1, TOKENS)
+    ids = smollm.text_ids((STEPS + 1) * TOKENS, AutoTokenizer.from_pretrained(out)).reshape(STEPS + 1, TOKENS)
     folder = out.parent / "run"
     _, whole = losses(opened("code", out), folder, ids, steps=STEPS + 1, saved=STEPS)
     checkpoint = folder / f"checkpoint-{STEPS}"
