@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -23,9 +24,16 @@ from hypothesis import settings
 ROOT = Path(__file__).parent.parent
 SEED = 0
 
+gc.disable()  # while tests are collected, which makes no garbage
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage walks through it again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
