@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
 from normprobe.records.anatomy import BranchKind
 from normprobe.records.norms import NormKind, NormRole
 
@@ -23,14 +21,18 @@ def blocks(language: str, page: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("code", [*blocks("python"), *blocks("python", TRAINING)])
-def test_python_blocks_run(code: str, root: Path, tmp_path: Path) -> None:
-    script = tmp_path / "readme.py"
-    script.write_text(code, encoding="utf-8")
-    command = [sys.executable, str(script)]
+RUN = "import runpy, sys; [(print(path), runpy.run_path(path, run_name='__main__')) for path in sys.argv[1:]]"
+
+
+def test_python_blocks_run(root: Path, tmp_path: Path) -> None:
+    """Each with names of its own, in one process; the last path in what it printed is that of the block that failed."""
+    scripts = [tmp_path / f"block{number}.py" for number in range(len(blocks("python")) + 3)]
+    for script, code in zip(scripts, (*blocks("python"), *blocks("python", TRAINING)), strict=True):
+        script.write_text(code, encoding="utf-8")
+    command = [sys.executable, "-c", RUN, *map(str, scripts)]
     environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, (done.stdout, done.stderr)
 
 
 def test_there_is_a_python_block() -> None:

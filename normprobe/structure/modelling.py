@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from normprobe.errors import CheckpointError
+from normprobe.structure.automatic import automatic
 from normprobe.structure.bundle import bundle
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS, OWN, TORCH
@@ -88,7 +89,7 @@ def _automatic(base: type[Any]) -> dict[str, type[Any]]:
     import transformers
 
     found: dict[str, type[Any]] = {}
-    for name in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
+    for name in automatic():
         mapping = getattr(getattr(transformers, name), "_model_mapping", {})
         chosen = mapping.get(base.config_class, None) or ()
         kinds = [k for k in (chosen if isinstance(chosen, tuple | list) else (chosen,)) if _fits(k, base)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normprobe.errors import TargetError
+from normprobe.structure.automatic import automatic
 from normprobe.structure.field import FIELD
 
 LANGUAGE = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText")
@@ -79,7 +80,7 @@ def _auto_classes(config: Any) -> list[Any]:
         tasks = [*SEQ2SEQ, *tasks]
     elif getattr(config, "is_decoder", None) is False:
         tasks = ["MaskedLM", *tasks]
-    others = sorted(name for name in dir(transformers) if name.startswith("AutoModelFor"))
+    others = automatic("AutoModelFor")
     names = [*(f"AutoModelFor{task}" for task in tasks), "AutoModel", *others]
     return [getattr(transformers, name) for name in names if hasattr(transformers, name)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -80,11 +81,15 @@ EFFECTS = [effect.value for effect in Effect]
 ELSEWHERE = {"NP205", "NP211"}  # see below: no operator plants them in a model that its rewrite can change
 
 
+@cache
+def subject(build: str) -> Subject:
+    return Subject(build, BUILDS[build])
+
+
 def planted(code: str, name: str, build: str) -> tuple[nn.Module, Any, Fault]:
     (fault,) = [fault for fault in ALL if (fault.code, fault.name) == (code, name)]
-    subject = Subject(build, BUILDS[build])
-    sound = subject.sound(fault.conditions)
-    model, inputs = subject._made(fault.conditions)
+    sound = subject(build).sound(fault.conditions)
+    model, inputs = subject(build)._made(fault.conditions)
     known = {place for found, place in keys(sound.findings) if found == code}
     fault.plant(model, sound.anatomy, 0, known)
     return model, inputs, fault

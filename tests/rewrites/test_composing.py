@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from normprobe.errors import RewriteError
 from normprobe.rewrites import (
@@ -19,10 +18,11 @@ from normprobe.rewrites import (
     Reparametrise,
     Rewrite,
     ScaleResidual,
+    Survey,
     ToPostNorm,
     ToRMSNorm,
-    make_plan,
 )
+from normprobe.rewrites.plan import plan_on
 from tests.models import gpt2
 from tests.rewrites.cases import snapshot
 
@@ -40,10 +40,16 @@ ONES = (
 PAIRS = list(itertools.combinations(ONES, 2))
 
 
-def applied(model: nn.Module, rewrites: tuple[Rewrite, ...], inputs: Any) -> Plan | str:
+@cache
+def read() -> Survey:
+    """Of the model that every test leaves as it was."""
+    return Survey.of(*gpt2())
+
+
+def applied(survey: Survey, rewrites: tuple[Rewrite, ...]) -> Plan | str:
     """The plan, or why there is none."""
     try:
-        return make_plan(model, rewrites, inputs).apply()
+        return plan_on(survey, rewrites).apply()
     except RewriteError as refused:
         return str(refused)
 
@@ -54,9 +60,9 @@ def called(pair: tuple[Rewrite, Rewrite]) -> str:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=called)
 def test_in_one_plan_both_hold_or_the_plan_names_both(pair: tuple[Rewrite, Rewrite]) -> None:
-    model, inputs = gpt2()
+    model = read().model
     before = snapshot(model)
-    plan = applied(model, pair, inputs)
+    plan = applied(read(), pair)
     if isinstance(plan, str):
         assert all(each.name in plan for each in pair), plan
         assert "apply one plan, then make the other" in plan
@@ -68,11 +74,11 @@ def test_in_one_plan_both_hold_or_the_plan_names_both(pair: tuple[Rewrite, Rewri
 
 @pytest.mark.parametrize("pair", [pair[::-1] for pair in PAIRS], ids=called)
 def test_one_after_the_other_both_hold_or_the_second_is_refused(pair: tuple[Rewrite, Rewrite]) -> None:
-    model, inputs = gpt2()
+    model, inputs = read().model, read().inputs
     before = snapshot(model)
-    first = make_plan(model, pair[:1], inputs).apply()
+    first = plan_on(read(), pair[:1]).apply()
     between = snapshot(model)
-    second = applied(model, pair[1:], inputs)
+    second = applied(Survey.of(model, inputs), pair[1:])
     if isinstance(second, str):
         assert "would change nothing" in second, second
     else:

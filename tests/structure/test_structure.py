@@ -21,9 +21,10 @@ from benchmarks.rewriting import SETTINGS
 from normprobe.capture.invoke import invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import CheckpointError, NormprobeError
-from normprobe.rewrites import Plan, Rewrite, make_plan
+from normprobe.rewrites import Plan, Rewrite, Survey
 from normprobe.rewrites.at_add import Link, Linked
 from normprobe.rewrites.norms.upcast import Upcast
+from normprobe.rewrites.plan import plan_on
 from normprobe.rewrites.swap import Layer, lay
 from normprobe.structure.bundle import bundle
 from normprobe.structure.kinds import KINDS, LAYERS, OWN
@@ -40,10 +41,10 @@ def described(rewrite: Rewrite) -> str:
     return str(rewrite.to_dict())
 
 
-def applied(model: nn.Module, inputs: Any, rewrite: Rewrite) -> Plan | None:
+def applied(survey: Survey, rewrite: Rewrite) -> Plan | None:
     """The plan, applied; None where it does not apply."""
     try:
-        return make_plan(model, [rewrite], inputs).apply()
+        return plan_on(survey, [rewrite]).apply()
     except NormprobeError:
         return None
 
@@ -78,16 +79,16 @@ def test_every_rewrite_is_written_down_and_restored(name: str, alone: ModuleType
     built = built.eval()
     kinds = {kind: getattr(alone, kind, value) for kind, value in KINDS.items()}
     count = 0
+    model, fresh, survey = built, copy.deepcopy(built), Survey.of(built, inputs)
     for rewrite in SETTINGS:
-        model, fresh = copy.deepcopy(built), copy.deepcopy(built)
         before = Structure.of(model)
-        plan = applied(model, inputs, rewrite)
+        plan = applied(survey, rewrite)
         if plan is None:
             continue
         count += 1
         changes = json.loads(json.dumps(before.changes(model)))
-        other = copy.deepcopy(fresh)
-        for twin, by, known in ((fresh, restore, KINDS), (other, alone.restore, kinds)):
+        for by, known in ((restore, KINDS), (alone.restore, kinds)):
+            twin = copy.deepcopy(fresh)
             by(twin, changes, known)
             twin.load_state_dict(model.state_dict(), strict=True)
             assert equal(outputs(twin, inputs), outputs(model, inputs)), described(rewrite)
@@ -266,7 +267,7 @@ def test_the_text_of_the_file_names_what_is_needed_alone() -> None:
     [rewrite] = [
         each for each in SETTINGS if each.to_dict() == {**each.to_dict(), "rewrite": "AddQKNorm", "kind": "l2norm"}
     ]
-    assert applied(model, {"input_ids": torch.arange(8).reshape(1, 8)}, rewrite) is not None
+    assert applied(Survey.of(model, {"input_ids": torch.arange(8).reshape(1, 8)}), rewrite) is not None
     text = text_of(GPT2LMHeadModel, before.changes(model))
     assert "class HeadNorm" in text
     assert "class DynamicTanh" not in text

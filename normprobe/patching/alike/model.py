@@ -19,6 +19,7 @@ from normprobe.patching.alike.tensors import Origins, Side, has_room, match
 from normprobe.patching.expressed import set_numbers, state_numbers
 from normprobe.records import Anatomy
 from normprobe.rewrites import Proof
+from normprobe.structure.automatic import automatic
 from normprobe.structure.modelling import base_of
 from normprobe.structure.restore import main_dtype
 from normprobe.targets.heads import model_class
@@ -115,7 +116,7 @@ def _class_for(model: nn.Module, config: Any) -> type[Any]:
     import transformers
 
     own = set(type(model).__mro__)
-    for name in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
+    for name in automatic():
         mapping = getattr(getattr(transformers, name), "_model_mapping", {})
         chosen = [mapping.get(type(each), None) for each in (model.config, config)]
         had, has = (each if isinstance(each, tuple | list) else (each,) for each in chosen)
