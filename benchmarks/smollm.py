@@ -42,7 +42,7 @@ def token_ids(tokens: int) -> Any:
 
 
 def text_ids(tokens: int, tokenizer: Any = None) -> Any:
-    """The start of the text that an audit takes, in the tokens of the GGUF file; reading its tokenizer takes seconds."""
+    """The start of the text that an audit takes; reading the tokenizer from the GGUF file takes seconds."""
     return _sample_ids(tokenizer)[:, :tokens].clone()
 
 

@@ -41,6 +41,14 @@ UNREADABLE = {
 MODES = ("bfloat16", "autocast", "gradients")
 
 
+def mode_of(place: int, name: str) -> str:
+    """Without values for every second model, and for each that differs there; small models take all modes elsewhere."""
+    if name in WITHOUT_VALUES or (name, "meta") in UNREADABLE:
+        return "meta"
+    rest = MODES[place % 3]
+    return "meta" if place % 2 and (name, rest) not in UNREADABLE else rest
+
+
 def read_in(mode: str, name: str) -> Any:
     model, inputs = truth.build(name)
     if mode == "meta":
@@ -55,13 +63,12 @@ def read_in(mode: str, name: str) -> Any:
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(NAMES)), ids=NAMES)
 def test_the_anatomy_is_the_same(place: int, name: str) -> None:
-    expected = facts(read(*truth.build(name)))
-    for mode in ("meta", MODES[place % 3]):
-        if (name, mode) in UNREADABLE:
-            with pytest.raises(InputError, match="raised"):
-                read_in(mode, name)
-            continue
-        accepted = "|".join((PRODUCTS, WITHOUT_VALUES.get(name, "") if mode == "meta" else ""))
-        rel = 1e-6 if mode in ("meta", "gradients") else torch.finfo(torch.bfloat16).eps
-        found = differences(read_in(mode, name), expected, rel=rel)
-        assert {k: v for k, v in found.items() if not re.fullmatch(accepted, k)} == {}, mode
+    mode = mode_of(place, name)
+    if (name, mode) in UNREADABLE:
+        with pytest.raises(InputError, match="raised"):
+            read_in(mode, name)
+        return
+    accepted = "|".join((PRODUCTS, WITHOUT_VALUES.get(name, "") if mode == "meta" else ""))
+    rel = 1e-6 if mode in ("meta", "gradients") else torch.finfo(torch.bfloat16).eps
+    found = differences(read_in(mode, name), facts(read(*truth.build(name))), rel=rel)
+    assert {k: v for k, v in found.items() if not re.fullmatch(accepted, k)} == {}, mode
