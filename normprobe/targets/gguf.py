@@ -66,11 +66,25 @@ def _read_once() -> Iterator[None]:
 
     with _READING:
         kept = {name: vars(gguf)[name] for name in _READERS}
-        vars(gguf).update({name: cache(read) for name, read in kept.items()})
+        quick = kept | {"GGUFReader": _unmapped(kept["GGUFReader"])}
+        vars(gguf).update({name: cache(read) for name, read in quick.items()})
         try:
             yield
         finally:
             vars(gguf).update(kept)
+
+
+def _unmapped(reader: type[Any]) -> type[Any]:
+    """It slices its file a million times, which takes three times as long where the array knows that it is mapped."""
+    import numpy
+
+    def data(self: Any) -> Any:
+        return vars(self)["data"]
+
+    def set_data(self: Any, mapped: Any) -> None:
+        vars(self)["data"] = mapped.view(numpy.ndarray)
+
+    return type(reader.__name__, (reader,), {"data": property(data, set_data)})
 
 
 def _check_file(path: Path, packages: Sequence[str]) -> None:

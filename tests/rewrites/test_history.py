@@ -51,7 +51,6 @@ DECODER: tuple[Rewrite, ...] = (
     QKClip(limit=0.01),
     Reparametrise(),
     ScaleResidual(),
-    ScaleResidual("constant", 0.5),
     SetEps(eps=1e-3),
     StoreGains("one_plus_weight"),
     ToDyT(),

@@ -106,16 +106,19 @@ def test_the_header_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     import gguf as package
 
     opened: list[str] = []
+    held: list[type] = []
 
     class Counting(package.GGUFReader):
         def __init__(self, path: str) -> None:
             opened.append(str(path))
             super().__init__(path)
+            held.append(type(self.data))
 
     monkeypatch.setattr(package, "GGUFReader", Counting)
     write(tmp_path / "tiny.gguf")
     resolve(str(tmp_path / "tiny.gguf"))
     assert opened == [str(tmp_path / "tiny.gguf")]
+    assert held == [numpy.ndarray]  # a memmap is slow to slice
     (tmp_path / "broken.gguf").write_bytes(gguf.MAGIC + b"0" * 64)
     with pytest.raises(TargetError, match="transformers cannot read this GGUF file"):
         resolve(str(tmp_path / "broken.gguf"))
