@@ -19,13 +19,14 @@ from tests.faults.architectures import BUILDS
 from tests.models import decoder
 from tests.rewrites.cases import Scaled
 
-MODELS = ("gpt2", "gemma3", "pictures", "free")
+# The second transformer has every second rewrite; the benchmark takes all in all.
+MODELS = {"gpt2": SETTINGS, "gemma3": SETTINGS[1::2], "pictures": SETTINGS, "free": SETTINGS}
 PLACE = "blocks.0.mix.branch.out"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_that_is_promised_of_every_rewrite_holds(name: str) -> None:
-    cells = all_tried(name, BUILDS[name])
+    cells = all_tried(name, BUILDS[name], MODELS[name])
     assert [(cell.rewrite, cell.settings, cell.errors) for cell in cells if cell.errors] == []
     assert sum(cell.said == "applied" for cell in cells) >= 3
 
