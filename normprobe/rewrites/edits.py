@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
+from normprobe.rewrites.threads import side_by_side
 
 PART = 1 << 15  # elements that are written at a time: few enough that float64 stays in the cache
+_BLOCK = 1 << 18  # elements that a thread writes before it takes others
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Values of a tensor in the order of memory, a few at a time, so that a large one takes little memory in a wider
+    dtype; threads make them side by side.
+
+    Attributes:
+        size: elements of a part; the last may have fewer.
+        make: gives the part that begins at this element.
+    """
+
+    size: int
+    make: Callable[[int], Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Parts:
+        """Those of a tensor that is there."""
+        flat = tensor.detach().reshape(-1)
+        return cls(PART, lambda start: flat[start : start + PART])
 
 
 class ForGood(ExitStack):
@@ -24,15 +46,14 @@ class ForGood(ExitStack):
         return callback
 
 
-def set_values(parameter: Tensor, values: Tensor | Callable[[], Iterable[Tensor]], undo: ExitStack) -> None:
+def set_values(parameter: Tensor, values: Tensor | Parts, undo: ExitStack) -> None:
     """Give `parameter` the `values`, in its dtype and on its device; `undo` writes the old ones back, bit for bit.
 
     Tied parameters are one tensor: writing it once is enough.
 
     Args:
         parameter: keeps its identity; where nothing is taken back, its memory is another one afterwards.
-        values: of its shape; or what makes parts of them one after the other, so that a large parameter takes little
-            memory in a wider dtype.
+        values: of its shape, or as many in parts.
         undo: what takes changes back.
 
     Raises:
@@ -43,7 +64,7 @@ def set_values(parameter: Tensor, values: Tensor | Callable[[], Iterable[Tensor]
             raise RewriteError(
                 "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
             )
-        values = partial(parts_of, values.detach())
+        values = Parts.of(values)
     written = _cast(parameter, values)
     if isinstance(undo, ForGood):
         parameter.data = written  # the old memory may be mapped from a file, whose pages a write would copy
@@ -58,39 +79,50 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     return (flat[start : start + PART] for start in range(0, len(flat), PART))
 
 
-def _cast(parameter: Tensor, values: Callable[[], Iterable[Tensor]]) -> Tensor:
+def _cast(parameter: Tensor, values: Parts) -> Tensor:
     """Parts as one tensor like `parameter`."""
     found = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    flat, done = found.view(-1), 0
-    for part in values():
-        size = part.numel()
-        if done + size <= len(flat):
-            flat[done : done + size].copy_(part.reshape(-1))
-        done += size
-    if done != len(flat):
-        raise RewriteError("cannot write a parameter", expected=f"{len(flat)} values", found=str(done))
-    if (
-        done
-        and not found.is_meta
-        and not (found.is_floating_point() and bool(torch.stack(torch.aminmax(flat)).isfinite().all()))
-    ):
-        _check_finite(flat, values())
+    flat, block = found.view(-1), values.size * max(1, _BLOCK // values.size)
+
+    def fill(start: int) -> Tensor:
+        rows = flat[start : start + block]
+        for place, part in _places(rows, start, values):
+            place.copy_(part)
+        return _finite(rows)
+
+    finite = [*side_by_side(fill, range(0, len(flat), block), torch.get_num_threads())]
+    if finite and not found.is_meta and not bool(torch.stack(finite).all()):
+        for place, part in _places(flat, 0, values):
+            _check_finite(place, part)
     return found
 
 
-def _check_finite(cast: Tensor, parts: Iterable[Tensor]) -> None:
+def _places(flat: Tensor, start: int, values: Parts) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of `flat`, which begins at element `start` of all, each with the values that go there."""
+    for done in range(0, len(flat), values.size):
+        place, part = flat[done : done + values.size], values.make(start + done).reshape(-1)
+        if len(part) != len(place):
+            expected, found = f"{len(place)} values from {start + done} on", str(len(part))
+            raise RewriteError("cannot write a parameter", expected=expected, found=found)
+        yield place, part
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Whether all are finite, where that can be told; 0-d."""
+    if not values.is_floating_point():
+        return torch.tensor(True)
+    return torch.stack(torch.aminmax(values)).isfinite().all()
+
+
+def _check_finite(cast: Tensor, values: Tensor) -> None:
     """No value that was finite may have become infinite."""
-    done = 0
-    for part in parts:
-        place = cast[done : done + part.numel()]
-        if bool((part.reshape(-1).isfinite().to(cast.device) & ~place.isfinite()).any()):
-            raise RewriteError(
-                f"cannot write a parameter in {str(cast.dtype)[6:]}",
-                expected=f"|values| up to {torch.finfo(cast.dtype).max:.3g}",
-                found=f"{float(part.abs().amax()):.3g}",
-                hint="convert the model to a wider dtype first",
-            )
-        done += part.numel()
+    if bool((values.isfinite().to(cast.device) & ~cast.isfinite()).any()):
+        raise RewriteError(
+            f"cannot write a parameter in {str(cast.dtype)[6:]}",
+            expected=f"|values| up to {torch.finfo(cast.dtype).max:.3g}",
+            found=f"{float(values.abs().amax()):.3g}",
+            hint="convert the model to a wider dtype first",
+        )
 
 
 @torch.no_grad()

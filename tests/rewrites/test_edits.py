@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import threading
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
-from normprobe.rewrites.edits import PART, ForGood, bytes_of, chosen, parts_of, set_values
+from normprobe.rewrites.edits import PART, ForGood, Parts, bytes_of, chosen, parts_of, set_values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -61,22 +60,44 @@ def test_parts_are_all_values_in_order(count: int) -> None:
 
 
 def test_values_come_in_parts_and_nothing_is_written_before_all_are_there() -> None:
-    def parts(*sizes: int, value: float = 1.0) -> Iterator[Tensor]:
-        return (torch.full((size,), value * n, dtype=torch.float64) for n, size in enumerate(sizes, 1))
+    def parts(*sizes: int, value: float = 1.0) -> Parts:
+        made = {4 * n: torch.full((size,), value * (n + 1), dtype=torch.float64) for n, size in enumerate(sizes)}
+        return Parts(4, made.__getitem__)
 
-    weight = nn.Parameter(torch.zeros(3, 4, dtype=torch.float16))
+    weight = nn.Parameter(torch.zeros(5, 2, dtype=torch.float16))
     with ExitStack() as undo:
-        set_values(weight, partial(parts, 4, 4, 4), undo)
-        assert weight.detach().reshape(-1).tolist() == [1.0] * 4 + [2.0] * 4 + [3.0] * 4
+        set_values(weight, parts(4, 4, 2), undo)
+        assert weight.detach().reshape(-1).tolist() == [1.0] * 4 + [2.0] * 4 + [3.0] * 2
     assert bool((weight == 0).all())
     for made, why in (
-        (partial(parts, 8, 3), "12 values.*11"),
-        (partial(parts, 8, 5), "12 values.*13"),
-        (partial(parts, 8, 4, value=4e4), r"up to 6\.55e\+04.*8e\+04"),
+        (parts(4, 3, 2), "4 values from 4 on.*3"),
+        (parts(4, 4, 4), "2 values from 8 on.*4"),
+        (parts(4, 4, 2, value=4e4), r"up to 6\.55e\+04.*8e\+04"),
     ):
         with ExitStack() as undo, pytest.raises(RewriteError, match=re.compile(why, re.DOTALL)):
             set_values(weight, made, undo)
         assert bool((weight == 0).all())
+
+
+def test_threads_write_what_one_writes_and_torch_has_its_threads_back() -> None:
+    count = 5 * (1 << 18) + 7  # several blocks of parts
+    values, weight = torch.randn(count, dtype=torch.float64), nn.Parameter(torch.empty(count))
+    seen, before = set(), torch.get_num_threads()
+
+    def part(start: int) -> Tensor:
+        seen.add((threading.get_ident(), torch.get_num_threads()))
+        return values[start : start + 1000]
+
+    torch.set_num_threads(2)
+    try:
+        with ForGood() as undo:
+            set_values(weight, Parts(1000, part), undo)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(weight, values.float())
+    assert len(seen) == 2
+    assert {threads for _, threads in seen} == {1}
 
 
 def test_what_was_infinite_may_stay_so() -> None:

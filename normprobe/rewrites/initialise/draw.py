@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from normprobe.records import WeightSite
-from normprobe.rewrites.edits import parts_of
+from normprobe.rewrites.edits import Parts
 from normprobe.rewrites.initialise.schemes import Draw
-from normprobe.rewrites.threads import side_by_side
 
 BLOCK = 1 << 20  # values that one generator draws
 
@@ -26,8 +25,8 @@ class Drawing:
     rows: tuple[int, ...] | None = None
 
 
-def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Iterator[Tensor]:
-    """Values of the shape of `site` in float32 on the processor, part by part in the order of memory.
+def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Parts:
+    """Values of the shape of `site` in float32 on the processor.
 
     Args:
         site: whose `output_axis` says what is a row; of `experts` each matrix is drawn alone.
@@ -43,10 +42,10 @@ def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Iterator[
         part = values.index_select(site.output_axis, rows)
         _fill(part, site, drawing.draw, generator)
         values.index_copy_(site.output_axis, rows, part)
-    return parts_of(values)
+    return Parts.of(values)
 
 
-def _blocks(count: int, site: WeightSite, draw: Draw, seed: int) -> Iterator[Tensor]:
+def _blocks(count: int, site: WeightSite, draw: Draw, seed: int) -> Parts:
     """Blocks of `BLOCK` values, each by a generator of its own, so that threads draw them side by side."""
 
     def block(start: int) -> Tensor:
@@ -55,7 +54,7 @@ def _blocks(count: int, site: WeightSite, draw: Draw, seed: int) -> Iterator[Ten
         _fill(values, site, draw, _generator(name))
         return values
 
-    return side_by_side(block, range(0, count, BLOCK), torch.get_num_threads())
+    return Parts(BLOCK, block)
 
 
 def _generator(name: str) -> torch.Generator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import final
 
 import torch
@@ -130,7 +129,7 @@ class Initialise(ChosenRewrite):
             set_values(parameter, torch.full(parameter.shape, detail.value), undo)
             return
         kept = {row: parameter.detach()[row].clone() for row in detail.kept}
-        set_values(parameter, partial(fresh, detail.weight, detail.drawings, self.seed), undo)
+        set_values(parameter, fresh(detail.weight, detail.drawings, self.seed), undo)
         for row, values in kept.items():
             parameter.detach()[row].copy_(values)
 

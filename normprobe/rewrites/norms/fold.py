@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 import torch
@@ -15,13 +13,11 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
 from normprobe.rewrites.biases import Biases, find_biases
-from normprobe.rewrites.edits import PART, bytes_of, chosen, set_values
+from normprobe.rewrites.edits import PART, Parts, bytes_of, chosen, set_values
 from normprobe.rewrites.norms.readers import Readers
 from normprobe.rewrites.norms.shared import why_shared
-from normprobe.rewrites.threads import side_by_side
 
 _HALVES = (torch.bfloat16, torch.float16)  # of 8 and 11 digits: the product of two has less than the 24 of float32
-_BLOCK = 8  # parts that a thread computes before it hands them on
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class FoldGains(ChosenRewrite):
                 wide = _wide(held).movedim(weight.output_axis, -2)
                 set_values(model.get_parameter(bias), _wide(model.get_parameter(bias)) + wide @ offset, undo)
             if gain is not None:
-                set_values(held, partial(_scaled, held.detach(), gain, weight.output_axis), undo)
+                set_values(held, _scaled(held.detach(), gain, weight.output_axis), undo)
         for name, value in ((norm.weight, 0.0 if norm.affine.startswith("one_plus") else 1.0), (norm.bias, 0.0)):
             if name is not None:
                 set_values(model.get_parameter(name), torch.full_like(model.get_parameter(name), value), undo)
@@ -83,19 +79,23 @@ class FoldGains(ChosenRewrite):
                 raise RewriteError(f"FoldGains changed what {site.path} is read as", expected=had.kind, found=found)
 
 
-def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Iterator[Tensor]:
+def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Parts:
     """The rows of `weight`, a few at a time, each of their input features times its gain; in float32 where that holds
     the products exactly."""
     if weight.dtype in _HALVES and bool((gain == gain.to(weight.dtype)).all()):
         gain = gain.float()
-    factors = gain.expand(weight.movedim(output_axis, -2).shape).movedim(-2, output_axis)
-    rows = max(1, PART * len(weight) // max(1, weight.numel()))
+    rows = weight.reshape(-1, weight.shape[-1])
+    by_row = output_axis == weight.dim() - 1  # then a row is an input feature of a matrix, else it has one of each
+    width, many = rows.shape[1], max(1, PART // max(1, rows.shape[1]))
 
-    def block(start: int) -> Tensor:
-        ends = range(start, min(start + _BLOCK * rows, len(weight)), rows)
-        return torch.cat([weight[i : i + rows].to(gain.dtype) * factors[i : i + rows] for i in ends])
+    def scaled(start: int) -> Tensor:
+        first = start // width
+        part = rows[first : first + many].to(gain.dtype)
+        if not by_row:
+            return part * gain
+        return part * gain[torch.arange(first, first + len(part), device=gain.device) % len(gain)].unsqueeze(-1)
 
-    return side_by_side(block, range(0, len(weight), _BLOCK * rows), torch.get_num_threads())
+    return Parts(many * max(1, width), scaled)
 
 
 def _wide(tensor: Tensor) -> Tensor:
