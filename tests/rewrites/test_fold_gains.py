@@ -107,10 +107,11 @@ def test_what_is_shared_is_refused(one_gain: bool, why: str) -> None:
     assert snapshot(model) == kept
 
 
-def test_experts_are_readers_too() -> None:
+@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])  # matrices of [outputs, inputs], and the other way round
+def test_experts_are_readers_too(name: str) -> None:
     built = models.hugging_face(
-        "MixtralForCausalLM",
-        "MixtralConfig",
+        f"{name}ForCausalLM",
+        f"{name}Config",
         **models.SMALL,
         num_key_value_heads=2,
         num_local_experts=4,
