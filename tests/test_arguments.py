@@ -11,7 +11,7 @@ from torch import nn
 
 import normprobe
 from normprobe.errors import InputError, SettingError
-from normprobe.rewrites.plan import check_rewrites
+from normprobe.mending.planned import check_rewrites
 from tests.models import decoder
 
 X = torch.ones(1, 4)

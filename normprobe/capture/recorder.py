@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch.jit import ScriptModule
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from normprobe.capture.calls import CallSpec
-from normprobe.capture.composites import COMPOSITES, arguments_of, is_product_of_parts, opened, without_modes
+from normprobe.capture.composites import arguments_of, without_modes
 from normprobe.capture.guard import compiles, untouched
 from normprobe.capture.invoke import Inputs, invoke, refuse_lazy
 from normprobe.capture.leaves import dotted, replaced, tensors
-from normprobe.capture.modes import DispatchMode
+from normprobe.capture.onlooker import Onlooker
 from normprobe.capture.operators import Operators
 from normprobe.capture.outputs import named_tensors
-from normprobe.capture.shadows import READERS, Shadows, on_meta
+from normprobe.capture.reporting import Functions, Operations
+from normprobe.capture.shadows import Shadows, on_meta
 from normprobe.capture.storage import ValueTable, put_in_place, sources
 from normprobe.capture.trace import Call, Node, Ref, Trace, Value
 from normprobe.capture.unseen import Unseen
@@ -33,10 +34,11 @@ from normprobe.capture.writes import Keeper, written
 HELD = 1 << 18  # elements; copies of larger inputs and constants are not kept
 
 
-def record(model: nn.Module, inputs: Inputs) -> Trace:
+def record(model: nn.Module, inputs: Inputs, onlooker: Onlooker | None = None) -> Trace:
     """Run `model` once on `inputs` in eval mode without gradients and return the recorded data flow.
 
-    The model is left bit for bit as it was, also when its forward raises (that error passes through).
+    The model is left bit for bit as it was, also when its forward raises (that error passes through). What it computes
+    is what it computes unrecorded, bit for bit.
 
     Raises:
         InputError: if a parameter of a lazy module has no values yet, or the inputs cannot be passed.
@@ -44,24 +46,33 @@ def record(model: nn.Module, inputs: Inputs) -> Trace:
     refuse_lazy(model)
     compiled = compiles()
     try:
-        trace = _record(model, inputs)
+        trace = _record(model, inputs, onlooker)
     except Exception:
         if compiled or not compiles():
             raise
     else:
         if compiled or not compiles():
             return trace
-    return _record(model, inputs)  # the model has compiled something, which from now on runs as it was written
+    return _record(
+        model, inputs, onlooker
+    )  # the model has compiled something, which from now on runs as it was written
 
 
-def _record(model: nn.Module, inputs: Inputs) -> Trace:
+def _record(model: nn.Module, inputs: Inputs, onlooker: Onlooker | None) -> Trace:
     plain = torch.inference_mode(False)  # inference mode shows other operations for the same layer
     with plain, untouched(model) as keeper, torch.no_grad():
         recorder = _Recorder(model, keeper)
         with wrapped_forwards(model, recorder.around):
-            with recorder.functions, recorder.dispatch, recorder.unseen.functions():
+            with (
+                onlooker.beside() if onlooker else nullcontext(),
+                recorder.functions,
+                recorder.dispatch,
+                recorder.unseen.functions(),
+            ):
                 output = invoke(model, inputs, recorder.place, recorder.root(model))
             recorder.finish(output)
+        if onlooker:
+            onlooker.gave(output)
         recorder.trace.wrote = keeper.wrote
     return recorder.trace
 
@@ -79,11 +90,9 @@ class _Recorder:
         self.ordinals: defaultdict[tuple[int, str], int] = defaultdict(int)
         self.sources = sources(model)
         self.operators = Operators()
-        self.dispatch = _Dispatch(self)
-        self.functions = _Functions(self)
+        self.dispatch = Operations(self)
+        self.functions = Functions(self)
         self.unseen = Unseen(self.trace, self.read, self._emit)
-
-    # ---- calls
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with DisableTorchFunction():
@@ -174,8 +183,6 @@ class _Recorder:
         """An argument of the model where the model is: for one on the meta device, its values are remembered."""
         return tensor if self.shadows is None else self.shadows.to_meta(tensor)
 
-    # ---- values
-
     def read(self, tensor: Tensor) -> int:
         """The value that `tensor` holds now; a tensor never seen before becomes a source."""
         value = self.table.get(tensor)
@@ -262,37 +269,3 @@ class _Recorder:
 
     def _path(self) -> str:
         return self.trace.calls[self.stack[-1]].path if self.stack else "."
-
-
-class _Dispatch(DispatchMode):
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        recorder, kwargs = self.recorder, kwargs or {}
-        record = recorder.composite if recorder.operators.of(func).composite else recorder.operation
-        return record(func, args, kwargs)
-
-
-class _Functions(TorchFunctionMode):
-    """Sees torch functions that dissolve into other operations on some devices, and records them as wholes."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in COMPOSITES:
-            return self.recorder.composite(func, args, kwargs or {})
-        if self.recorder.shadows is not None and func in READERS and args[0].is_meta:
-            return self.recorder.shadows.read(func, args, kwargs or {})
-        if is_product_of_parts(func, args):
-            return self.recorder.product(func, *args, **(kwargs or {}))
-        inside = opened(func)
-        if inside is None:
-            return func(*args, **(kwargs or {}))
-        with self:
-            return inside(*args, **(kwargs or {}))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from normprobe.capture.invoke import Inputs
 from normprobe.capture.subject import check_model
+from normprobe.errors import SettingError
 from normprobe.inputs import or_made
 from normprobe.rewrites import Plan, Rewrite, make_plan
-from normprobe.rewrites.plan import check_rewrites
 
 
 def plan(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inputs | None = None) -> Plan:
@@ -41,3 +41,23 @@ def rewrite(model: nn.Module, rewrites: Rewrite | Sequence[Rewrite], inputs: Inp
             the model is then bit for bit as it was.
     """
     return plan(model, rewrites, inputs).apply()
+
+
+def check_rewrites(rewrites: object) -> tuple[Rewrite, ...]:
+    """The rewrites as a tuple, a single one too.
+
+    Raises:
+        SettingError: one of them is no rewrite, such as a name, or a class where an instance is expected.
+    """
+    given = tuple(rewrites) if isinstance(rewrites, Iterable) and not isinstance(rewrites, str) else (rewrites,)
+    for each in given:
+        if isinstance(each, Rewrite):
+            continue
+        is_class = isinstance(each, type) and issubclass(each, Rewrite)
+        raise SettingError(
+            "rewrites holds something that is no rewrite",
+            expected="a rewrite or a list of them, such as [normprobe.AddFinalNorm()]",
+            found=f"the class {each.__name__}" if isinstance(each, type) else f"{type(each).__name__}: {each!r:.80}",
+            hint=f"{each.__name__}()" if isinstance(each, type) and is_class else None,
+        )
+    return given

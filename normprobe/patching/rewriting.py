@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from normprobe.errors import NormprobeError, RewriteError
 from normprobe.mending import mend
@@ -14,8 +16,10 @@ from normprobe.patching.writing import Writing
 from normprobe.records import Anatomy
 from normprobe.rewrites import Effect, Plan, Proof, Rewrite, Site, make_plan
 from normprobe.rewrites.base import Survey
+from normprobe.rewrites.choices import Noted
 from normprobe.rewrites.plan import plan_on
 from normprobe.rewrites.proof import Baseline
+from normprobe.rewrites.ran import Running
 from normprobe.rewrites.unrun import found_by
 
 
@@ -27,12 +31,14 @@ class Foreseen:
         anatomy: of the model as it is.
         first: the plan of the first of them; None where there is none.
         sites: those of all, as far as the model as it is has them.
+        ran: the forward that all this is known from.
         whole: whether it has some of each of them; else their places come with those before.
     """
 
     anatomy: Anatomy
     first: Plan | None
     sites: tuple[Site, ...]
+    ran: Running[Noted]
     whole: bool
 
 
@@ -42,7 +48,8 @@ def foreseen(subject: Subject, rewrites: Sequence[Rewrite]) -> Foreseen:
     Raises:
         RewriteError: the first of them has no place, or another number than it expects.
     """
-    survey = Survey.of(subject.model, subject.inputs)
+    ran = Running(Noted)
+    survey = Survey.of(subject.model, subject.inputs, ran)
     first = plan_on(survey, rewrites[:1]) if rewrites else None
     if first is not None:
         first.check()
@@ -53,7 +60,29 @@ def foreseen(subject: Subject, rewrites: Sequence[Rewrite]) -> Foreseen:
             found = found_by(rewrite, survey).sites
         sites += found
         whole = whole and bool(found)
-    return Foreseen(survey.anatomy, first, tuple(sites), whole)
+    return Foreseen(survey.anatomy, first, tuple(sites), ran, whole)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What was done to a model.
+
+    Attributes:
+        plans: applied for good.
+        proof: what all of them together did to the outputs; None where nothing was done.
+        gave: what the model gave for the proof.
+    """
+
+    plans: tuple[Plan, ...]
+    proof: Proof | None = None
+    gave: Mapping[str, Tensor] | None = None
+
+    @property
+    def outputs(self) -> list[Tensor] | None:
+        """The floating outputs of the model as it is now; None where it ran with choices of the original."""
+        if self.gave is None or self.proof is None or self.proof.choices_given:
+            return None
+        return [tensor for tensor in self.gave.values() if tensor.is_floating_point()]
 
 
 def rewritten(
@@ -63,11 +92,8 @@ def rewritten(
     writing: Writing,
     options: PatchOptions,
     tell: Tell,
-) -> tuple[tuple[Plan, ...], Proof | None]:
+) -> Rewritten:
     """Apply one rewrite after the other, then what findings name.
-
-    Returns:
-        The plans, applied for good, and what all of them together did to the outputs.
 
     Raises:
         RewriteError: a rewrite has no place, did not take or could not be proven, or there was nothing to do at all.
@@ -85,15 +111,16 @@ def rewritten(
     if not plans and options.as_type is None:
         hint = "normprobe audit says what is found"
         raise RewriteError("nothing could be mended, so that nothing is written", hint=hint)
-    if baseline is not None:
-        return tuple(plans), baseline.compare(subject.model, subject.inputs)
-    return tuple(plans), plans[0].proof if plans else None
+    if baseline is None:
+        return Rewritten(tuple(plans), plans[0].proof, plans[0].gave) if plans else Rewritten(())
+    after = baseline.rewritten().alone(subject.model, subject.inputs)
+    return Rewritten(tuple(plans), baseline.compare(subject.model, subject.inputs, after), after.outputs)
 
 
 def _baseline(subject: Subject, rewrites: Sequence[Rewrite], known: Foreseen, options: PatchOptions) -> Baseline:
     effects = [rewrite.effect for rewrite in rewrites] + ([Effect(options.mend)] if options.mend else [])
     worst = max(effects, key=lambda effect: effect.rank)
-    return Baseline.of(subject.model, subject.inputs, worst, known.anatomy, room())
+    return Baseline.of(subject.model, subject.inputs, worst, known.anatomy, room(), known.ran)
 
 
 def _applied(plan: Plan, writing: Writing, tell: Tell) -> Plan:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from normprobe.checkpoints.opened import Opened, hashing
 from normprobe.checkpoints.staging import check_place, named, recover, staged
@@ -176,14 +176,15 @@ class _Run:
             structure, known = Structure.of(self.subject.model), foreseen(self.subject, rewrites)
             with closing(self._writing(known)) as writing:
                 before = self._audit(self.subject.model)
-                plans, proof = rewritten(self.subject, rewrites, known, writing, self.options, self.tell)
+                done = rewritten(self.subject, rewrites, known, writing, self.options, self.tell)
                 said = say(self.subject, structure, writing, self.options, self.tell)
                 tensors = writing.finish()
             told = self._beside(said, tensors)
-            after = self._audit(self._loaded(said.subject.model))
-            folder.add_reports(self.part, (before, after), plans)
-            manifest = folder.add_manifest(self.part, self.subject, source_sum.result(), plans, proof, told)
-        return Patched(out, plans, before, after, manifest, self.subject.notes)
+            outputs = done.outputs if said.subject.model is self.subject.model else None
+            after = self._audit(self._loaded(said.subject.model, outputs))
+            folder.add_reports(self.part, (before, after), done.plans)
+            manifest = folder.add_manifest(self.part, self.subject, source_sum.result(), done.plans, done.proof, told)
+        return Patched(out, done.plans, before, after, manifest, self.subject.notes)
 
     def _writing(self, known: Foreseen) -> Writing:
         """The new weight files, for which the disk has to have room before anything long is done."""
@@ -200,8 +201,8 @@ class _Run:
             check_tokens(self.part, self.subject.tokenizer, trust=self.options.target.trust_remote_code)
         return folder.Told(code, tensors, left, said.became)
 
-    def _loaded(self, model: nn.Module) -> nn.Module:
-        """The model as it is loaded from the new folder.
+    def _loaded(self, model: nn.Module, outputs: Sequence[Tensor] | None) -> nn.Module:
+        """The model as it is loaded from the new folder, which gives the `outputs` that `model` gave if they are known.
 
         Raises:
             CheckpointError: it holds other values than `model`, which was rewritten, or gives other outputs.
@@ -209,7 +210,7 @@ class _Run:
         self.tell("check", 0, 0)
         with quiet(), Scratch(self.part).placing(like=model):
             loaded = _load(self.part, model)
-        if not same_model(loaded, model, self.subject.inputs):
+        if not same_model(loaded, model, self.subject.inputs, outputs):
             what = "what was written holds or gives other numbers than the rewritten model, and was removed"
             raise CheckpointError(what, hint="this is a fault of normprobe: please report it with the command")
         return loaded

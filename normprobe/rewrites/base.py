@@ -30,6 +30,7 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
 from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.edits import choice
+from normprobe.rewrites.ran import Running
 from normprobe.rewrites.settings import check_fields
 from normprobe.rewrites.unreached import with_unreached
 
@@ -58,12 +59,13 @@ class Effect(str, Enum):
 
 @dataclass(frozen=True)
 class Survey:
-    """A model together with what one recorded forward says of it."""
+    """A model together with what one recorded forward says of it, and what that gave where it was kept."""
 
     model: nn.Module
     inputs: Inputs
     trace: Trace
     anatomy: Anatomy
+    ran: Running[Any] | None = None
 
     @cached_property
     def flow(self) -> Flow:
@@ -71,18 +73,18 @@ class Survey:
         return build_flow(self.trace, Levels(self.trace), Statics(self.model, self.trace), [])
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs) -> Survey:
-        """Record one forward of `model` and read its Anatomy, experts that no token reached beside those that were; the
-        model is left as it was.
+    def of(cls, model: nn.Module, inputs: Inputs, ran: Running[Any] | None = None) -> Survey:
+        """Record one forward of `model`, as `ran` if given, and read its Anatomy, experts that no token reached beside
+        those that were; the model is left as it was.
 
         Raises:
             InputError: the forward raised; its own error is the cause.
         """
         with as_stored():
             with rejections(model):
-                trace = record(model, inputs)
+                trace = record(model, inputs, ran)
             anatomy = read(model, trace).anatomy
-        return cls(model, inputs, trace, with_unreached(model, trace, anatomy))
+        return cls(model, inputs, trace, with_unreached(model, trace, anatomy), ran)
 
 
 @dataclass(frozen=True)

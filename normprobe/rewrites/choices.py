@@ -7,7 +7,6 @@ is given the choice of the original in such rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, final
@@ -43,10 +42,6 @@ class Choices:
 
     taken: list[tuple[Any, Tensor, Tensor]] = field(default_factory=list)
 
-    def noted(self) -> AbstractContextManager[Any]:
-        """Within the block those of the forward are added."""
-        return _Noting(self)
-
     def given(self, most: float, least: float = 0.0, off: Sequence[float] = ()) -> Given:
         """A mode in which a forward is given these choices, where its own are nearly as good.
 
@@ -59,10 +54,17 @@ class Choices:
         return Given(self, most, least, off)
 
 
-class _Noting(DispatchMode):
-    def __init__(self, choices: Choices) -> None:
+@final
+class Noted(DispatchMode):
+    """A mode in which the choices of a forward are noted.
+
+    Attributes:
+        choices: those, so far.
+    """
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._choices = choices
+        self.choices = Choices()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """As torch calls it."""
@@ -70,7 +72,7 @@ class _Noting(DispatchMode):
         dim = _dim(func, args, kwargs or {})
         if dim is not None:
             indices = _indices(found).clone()  # the model may write to its own
-            self._choices.taken.append((func, indices, _at(indices, args[0], dim)))
+            self.choices.taken.append((func, indices, _at(indices, args[0], dim)))
         return found
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from normprobe.capture.invoke import Inputs
-from normprobe.errors import InputError, RewriteError, SettingError
+from normprobe.errors import InputError, RewriteError
 from normprobe.records import Anatomy
 from normprobe.rewrites.as_stored import as_stored
 from normprobe.rewrites.base import Effect, Rewrite, Site, Sites, Survey
+from normprobe.rewrites.choices import Given
 from normprobe.rewrites.counts import check_count
 from normprobe.rewrites.edits import ForGood
 from normprobe.rewrites.fused_path import fused_around, keep_plain
 from normprobe.rewrites.history import Applied, Planned
 from normprobe.rewrites.proof import Baseline, Proof
+from normprobe.rewrites.ran import Running
 from normprobe.rewrites.reduced import check_reduced
 from normprobe.rewrites.rows import counted, rows_of, shortened
 from normprobe.rewrites.unrun import found_by, told_of, unrun
@@ -72,26 +74,6 @@ def _check_conflicts(steps: Sequence[tuple[Rewrite, Sites]]) -> None:
                 )
 
 
-def check_rewrites(rewrites: object) -> tuple[Rewrite, ...]:
-    """The rewrites as a tuple, a single one too.
-
-    Raises:
-        SettingError: one of them is no rewrite, such as a name, or a class where an instance is expected.
-    """
-    given = tuple(rewrites) if isinstance(rewrites, Iterable) and not isinstance(rewrites, str) else (rewrites,)
-    for each in given:
-        if isinstance(each, Rewrite):
-            continue
-        is_class = isinstance(each, type) and issubclass(each, Rewrite)
-        raise SettingError(
-            "rewrites holds something that is no rewrite",
-            expected="a rewrite or a list of them, such as [normprobe.AddFinalNorm()]",
-            found=f"the class {each.__name__}" if isinstance(each, type) else f"{type(each).__name__}: {each!r:.80}",
-            hint=f"{each.__name__}()" if isinstance(each, type) and is_class else None,
-        )
-    return given
-
-
 @final
 class Plan:
     """Rewrites of one model with their sites; printing it says what will happen before anything moves.
@@ -100,11 +82,12 @@ class Plan:
         steps: each rewrite with its sites.
         state: planned, applied or undone.
         proof: what `apply` did to the outputs; None before it, and for a model without weights (meta device).
+        gave: what the model gave then, with choices given as the proof says; None but where there is no undo.
     """
 
     def __init__(self, survey: Survey, steps: Sequence[tuple[Rewrite, Sites]]) -> None:
         self._model, self._inputs, self._anatomy = survey.model, survey.inputs, survey.anatomy
-        self._undo = ExitStack()
+        self._undo, self._ran = ExitStack(), survey.ran
         self._planned = Planned(survey.model)
         self._applied: Applied | None = None
         self.steps = tuple(steps)
@@ -113,6 +96,7 @@ class Plan:
         self._unrun = told_of(unrun(self._model, survey.trace))
         self.state: State = "planned"
         self.proof: Proof | None = None
+        self.gave: Mapping[str, Tensor] | None = None
 
     @property
     def effect(self) -> Effect:
@@ -141,22 +125,28 @@ class Plan:
         self.check()
         self._planned.check(self._model, self._names())
         weightless = self._check_weights()
-        baseline = None if weightless else Baseline.of(self._model, self._inputs, self.effect, self._anatomy, room)
+        baseline = None if weightless else self._baseline(room)
         applied = Applied(self._model, self._names()) if done is None else None
         with ExitStack() if applied else ForGood() as undo:
             self._change(undo, done, applied)
             for rewrite, found in self.steps:
                 with self._beside(rewrite):
                     rewrite.fit(self._model, found.sites, self._inputs)
-            told = self._confirm()
-            self.proof = baseline.compare(self._model, self._inputs) if baseline else None
+            after = baseline.rewritten() if baseline else None
+            told = self._confirm(after)
+            self.proof = baseline.compare(self._model, self._inputs, after) if baseline else None
             if self.proof is not None and self.proof.holds is False:
                 raise self.proof.refusal(self._names())
             if applied:
                 applied.stand(self._sites())
             self._undo = undo.pop_all()
+        self.gave = after.outputs if after is not None and done is not None else None
         self._applied, self.state, self._told = applied, "applied", told
         return self
+
+    def _baseline(self, room: int | None) -> Baseline:
+        ran, self._ran = self._ran, None  # for one time: the model may be trained before the next
+        return Baseline.of(self._model, self._inputs, self.effect, self._anatomy, room, ran)
 
     @as_stored()
     def undo(self, anyway: bool = False) -> None:
@@ -217,9 +207,9 @@ class Plan:
         if applied:
             applied.settle(self._sites(), self._fused)
 
-    def _confirm(self) -> list[str]:
+    def _confirm(self, running: Running[Given] | None) -> list[str]:
         """Every site is as promised; what the rewrites tell of the changed model."""
-        anatomy = _read_again(self._model, self._inputs)
+        anatomy = _read_again(self._model, self._inputs, running)
         for rewrite, found in self.steps:
             with self._beside(rewrite):
                 rewrite.confirm(found.sites, anatomy)
@@ -284,9 +274,9 @@ def _change(rewrite: Rewrite, model: nn.Module, site: Site, undo: ExitStack, whe
         raise RewriteError(where, found=f"{type(error).__name__}: {error}") from error
 
 
-def _read_again(model: nn.Module, inputs: Inputs) -> Anatomy:
+def _read_again(model: nn.Module, inputs: Inputs, running: Running[Given] | None) -> Anatomy:
     try:
-        return Survey.of(model, inputs).anatomy
+        return Survey.of(model, inputs, running).anatomy
     except InputError as error:
         what = "the rewritten model does not run; it is as it was"
         raise RewriteError(what, expected="a forward on the inputs of the plan", found=error.found) from error

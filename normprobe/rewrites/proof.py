@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
@@ -14,17 +13,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normprobe.capture.guard import untouched
-from normprobe.capture.invoke import Inputs, invoke
-from normprobe.capture.outputs import named_tensors
+from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError
-from normprobe.measures.loss import told_loss
-from normprobe.measures.main_output import main_output
 from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
 from normprobe.rewrites.agreement import next_tokens
 from normprobe.rewrites.base import Effect
-from normprobe.rewrites.choices import Choices, Given
+from normprobe.rewrites.choices import Choices, Given, Noted
 from normprobe.rewrites.distance import distance, largest, not_finite, unproven
+from normprobe.rewrites.ran import Ran, Running
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
@@ -119,37 +116,11 @@ class Proof(Record):
 
 
 @dataclass(frozen=True)
-class _Ran:
-    """What one forward gave: its floating tensors, the one that is no loss, and its loss with the name of that."""
-
-    outputs: list[Tensor]
-    main: Tensor | None
-    loss: tuple[float, str] | None
-
-    @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs, anatomy: Anatomy, choosing: AbstractContextManager[object]) -> _Ran:
-        with untouched(model) as keeper, torch.no_grad():
-            with keeper.mode(), choosing:
-                output = invoke(model, inputs)
-            floating = [t for _, t in named_tensors(output) if t.is_floating_point() and t.numel()]
-            found, wanted = [t.detach().clone() for t in floating], main_output(output)
-            main = next((copy for t, copy in zip(floating, found, strict=True) if t is wanted), None)
-            loss = told_loss(output, inputs, anatomy)
-        if found:
-            return cls(found, main, loss)
-        raise RewriteError(
-            f"nothing to prove: {type(model).__name__} returns no floating tensor",
-            expected="at least one floating tensor among the outputs",
-            hint="pass the part of the model that returns one, or plan without proof",
-        )
-
-
-@dataclass(frozen=True)
 class Baseline:
     """The outputs of the model before a rewrite, and those of a copy in the next wider dtype where one was made, given
     the same choices: `off` by how much the values differ that these were made by."""
 
-    ran: _Ran
+    ran: Ran
     anatomy: Anatomy
     choices: Choices
     wide: list[Tensor] | None = None
@@ -161,14 +132,21 @@ class Baseline:
 
     @classmethod
     def of(
-        cls, model: nn.Module, inputs: Inputs, effect: Effect, anatomy: Anatomy, room: int | None = None
+        cls,
+        model: nn.Module,
+        inputs: Inputs,
+        effect: Effect,
+        anatomy: Anatomy,
+        room: int | None = None,
+        before: Running[Noted] | None = None,
     ) -> Baseline:
-        """Run `model`; for an exact rewrite also a copy of it in the next wider dtype, if it fits into `room` bytes.
+        """Run `model`, unless it ran `before`; for an exact rewrite also a copy of it in the next wider dtype, if it
+        fits into `room` bytes.
 
         `anatomy` of the original model says which loss its outputs have.
         """
-        choices = Choices()
-        ran = _Ran.of(model, inputs, anatomy, choices.noted())
+        before = before or Running(Noted).alone(model, inputs)
+        ran, choices = Ran.of(model, before, inputs, anatomy), before.mode.choices
         made = partial(cls, ran, anatomy, choices)
         if effect is not Effect.EXACT:
             return made(why_not_wide=f"a {effect.value} rewrite changes the outputs on purpose", exact=False)
@@ -186,15 +164,20 @@ class Baseline:
             return made(why_not_wide="a wider copy returns other shapes")
         return made(wide, str(_wider(model))[6:], tuple(given.off))
 
-    def compare(self, model: nn.Module, inputs: Inputs) -> Proof:
-        """Run the rewritten model and compare.
+    def rewritten(self) -> Running[Given]:
+        """What the rewritten model has to run in: for an exact rewrite it is given the original's choices."""
+        least = _SPACINGS * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
+        choices = self.choices if self.exact else Choices()
+        return Running(lambda: choices.given(_share(self.ran), least, self.off))
+
+    def compare(self, model: nn.Module, inputs: Inputs, after: Running[Given] | None = None) -> Proof:
+        """Compare with the rewritten model, which runs now unless it ran in `rewritten` already.
 
         Raises:
             RewriteError: it returns other tensors than before.
         """
-        least = _SPACINGS * min(torch.finfo(t.dtype).eps for t in self.ran.outputs)
-        given = self.choices.given(_share(self.ran), least, self.off)
-        ran, before = _Ran.of(model, inputs, self.anatomy, given if self.exact else nullcontext()), self.ran.outputs
+        after = after or self.rewritten().alone(model, inputs)
+        ran, given, before = Ran.of(model, after, inputs, self.anatomy), after.mode, self.ran.outputs
         if not _alike(ran.outputs, before):
             raise RewriteError(
                 "the rewritten model returns other tensors",
@@ -257,13 +240,13 @@ class Baseline:
         return floor, f"{_SPACINGS} spacings of the largest output, more than {source} ({measured:.3g})"
 
 
-def _share(ran: _Ran) -> float:
+def _share(ran: Ran) -> float:
     """What is far above rounding and far below another function, of the largest number."""
     own = ran.outputs[0].dtype
     return _FLOAT64 if own is torch.float64 else _UNKNOWN.get(own, _UNKNOWN[torch.float32])
 
 
-def _losses(before: _Ran, after: _Ran) -> dict[str, Any]:
+def _losses(before: Ran, after: Ran) -> dict[str, Any]:
     if before.loss is None or after.loss is None or not isfinite(before.loss[0]) or not isfinite(after.loss[0]):
         return {}
     return {"loss": before.loss[1], "loss_before": before.loss[0], "loss_after": after.loss[0]}
@@ -278,7 +261,8 @@ def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy, given: Giv
     wide = _wider(model)
     moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
     with untouched(model):  # a hook may write to what it holds of the model
-        return _Ran.of(rebuild(model, wide, devices.pop(), {}, hooked=True), moved, anatomy, given).outputs
+        made = rebuild(model, wide, devices.pop(), {}, hooked=True)
+        return Ran.of(made, Running(lambda: given).alone(made, moved), moved, anatomy).outputs
 
 
 def _wider(model: nn.Module) -> torch.dtype:

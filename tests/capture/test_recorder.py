@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normprobe.capture.recorder import record
 from normprobe.errors import InputError
 from tests.capture.flow import calls, ops, output_sources, sources
-from tests.models import MODELS, gpt2, torch_encoder
+from tests.models import gpt2, torch_encoder
 
 
 class Net(nn.Module):
@@ -225,19 +225,6 @@ def test_encoder_is_recorded_off_its_fast_path() -> None:
 
 
 # ---- what a recording must not do
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_recorded_forward_gives_the_same_output(name: str) -> None:
-    model, inputs = MODELS[name]()
-    seen: list[Tensor] = []
-    hook = model.register_forward_hook(lambda m, args, out: seen.append(out))
-    record(model, inputs)
-    with torch.no_grad():
-        model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    hook.remove()
-    first, second = (out.logits if hasattr(out, "logits") else out for out in seen)
-    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
 
 
 def test_recording_holds_no_tensor_of_the_forward() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import normprobe
+from normprobe.capture.guard import untouched
+from normprobe.capture.invoke import invoke
+from normprobe.capture.outputs import named_tensors
 from normprobe.capture.recorder import record
 from normprobe.capture.watch import watch
 from normprobe.errors import InputError
 from tests.capture.deeds import mixed
 from tests.capture.flow import output_sources
+from tests.models import MODELS
 from tests.trace import Snapshot
 
 
@@ -83,3 +88,43 @@ def test_writes_into_inputs_are_not_the_callers(run: Any) -> None:
 def test_copies_of_inputs_are_no_operations() -> None:
     trace = record(nn.ReLU(inplace=True), X)
     assert [n.op for n in trace.nodes] == ["input", "aten.relu_.default"]
+
+
+class Onlooker:
+    """Keeps a copy of what it was told."""
+
+    def __init__(self) -> None:
+        self.outputs: list[list[Tensor]] = []
+
+    def beside(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def gave(self, output: Any) -> None:
+        self.outputs.append([tensor.clone() for _, tensor in named_tensors(output)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recorded_forward_gives_the_same_output_bit_for_bit(name: str) -> None:
+    model, inputs = MODELS[name]()
+    onlooker = Onlooker()
+    record(model, inputs, onlooker)
+    with untouched(model) as keeper, torch.no_grad(), keeper.mode():
+        plain = [tensor for _, tensor in named_tensors(invoke(model, inputs))]
+    assert len(onlooker.outputs) == 1
+    for recorded, expected in zip(onlooker.outputs[0], plain, strict=True):
+        torch.testing.assert_close(recorded, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_output_is_told_before_the_model_is_put_back() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.count.add_(x.sum())
+
+    model, onlooker = Counts(), Onlooker()
+    record(model, torch.ones(3), onlooker)
+    assert onlooker.outputs[0][0].tolist() == [3.0]
+    assert model.count.tolist() == [0.0]

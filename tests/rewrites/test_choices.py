@@ -13,7 +13,7 @@ from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
 from normprobe.rewrites import FoldGains, make_plan
 from normprobe.rewrites.base import Effect
-from normprobe.rewrites.choices import Choices
+from normprobe.rewrites.choices import Noted
 from normprobe.rewrites.proof import Baseline, Proof
 from tests.rewrites.cases import Scaled
 
@@ -112,11 +112,11 @@ def test_what_a_rewrite_changes_on_purpose_is_told_as_it_is() -> None:
     ids=["more", "otherwise"],
 )
 def test_a_model_that_chooses_otherwise_is_given_nothing(other: Callable[[Tensor], Tensor]) -> None:
-    scores, choices = torch.tensor([[TIE, 1.0]]), Choices()
-    with choices.noted():
+    scores = torch.tensor([[TIE, 1.0]])
+    with Noted() as noted:
         for _ in range(3):
             scores.topk(1)
-    given = choices.given(1e-3)
+    given = noted.choices.given(1e-3)
     with given:
         assert other(scores.flip(1))[0, 0] == 1
         assert scores.flip(1).topk(1).indices.tolist() == [[1]], "nor afterwards"
@@ -126,10 +126,9 @@ def test_a_model_that_chooses_otherwise_is_given_nothing(other: Callable[[Tensor
 def test_values_follow_what_is_chosen_and_rows_are_told_apart() -> None:
     before = torch.tensor([[TIE, 1.0, -9.0], [2.0, 1.0, float("-inf")], [1.0, 0.5, float("nan")]])
     after = torch.tensor([[1.0, TIE, -9.0], [1.0, 2.0, float("-inf")], [1.0, 0.5, float("nan")]])
-    choices = Choices()
-    with choices.noted():
+    with Noted() as noted:
         before.topk(2)
-    given = choices.given(1e-3)
+    given = noted.choices.given(1e-3)
     with given:
         values, indices = after.topk(2)
     assert indices[:2].tolist() == [[0, 1], [1, 0]]
@@ -143,11 +142,10 @@ def test_what_is_masked_does_not_make_others_nearly_equal(masked: float) -> None
         return torch.tensor([[first, 1.0, 0.5, masked, masked]])
 
     for take in (lambda s: s.topk(1), lambda s: s.topk(4), lambda s: s.sort(stable=True, descending=True)):
-        choices = Choices()
-        with choices.noted():
+        with Noted() as noted:
             take(scores(TIE))
         for first, kept in ((1 - 2**-22, 1), (0.9, 0), (masked, 0)):
-            given = choices.given(1e-3)
+            given = noted.choices.given(1e-3)
             with given:
                 take(scores(first))
             assert (given.rows, given.kept) == (1, kept), first
@@ -155,29 +153,28 @@ def test_what_is_masked_does_not_make_others_nearly_equal(masked: float) -> None
 
 def test_what_the_model_does_with_its_choice_changes_none_that_is_given() -> None:
     """As routers make places in a flat table of them."""
-    scores, choices = torch.tensor([[TIE, 1.0]]), Choices()
-    with choices.noted():
+    scores = torch.tensor([[TIE, 1.0]])
+    with Noted() as noted:
         scores.topk(1).indices.add_(8)
-    with choices.given(1e-3):
+    with noted.choices.given(1e-3):
         assert scores.flip(1).topk(1).indices.tolist() == [[0]]
 
 
 def test_nothing_is_chosen_of_nothing() -> None:
     """As an expert does that no token goes to."""
-    empty, choices = torch.empty(0), Choices()
-    for mode in (choices.noted, lambda: choices.given(1e-3)):
+    empty, noted = torch.empty(0), Noted()
+    for mode in (lambda: noted, lambda: noted.choices.given(1e-3)):
         with mode():
             assert empty.sort().indices.shape == (0,)
             assert torch.ones(2, 3).topk(0).indices.shape == (2, 0)
 
 
 def test_whole_numbers_are_chosen_without_rounding() -> None:
-    choices = Choices()
-    with choices.noted():
+    with Noted() as noted:
         torch.tensor([[1, 2]]).argmax(-1)
         torch.tensor(1.0).topk(1)
         torch.tensor([1.0, 2.0]).argmax()
-    assert choices.taken == []
+    assert noted.choices.taken == []
 
 
 def mixtral(seed: int) -> MixtralForCausalLM:
