@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normprobe.cli.app import settle
+
 HIDDEN, INNER, VOCABULARY, HEADS = 4096, 11008, 32000, 32
 SHARD = 2 * 10**9  # bytes
 MEASURED = 32  # tokens where something is measured on them
@@ -107,7 +109,8 @@ def run(name: str, source: str, out: str) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    """`bare` imports what a patch imports; `patch CASE SOURCE OUT` patches."""
+    """`bare` imports what a patch imports; `patch CASE SOURCE OUT` patches, in a process like that of the command."""
+    settle()
     if words == ["bare"]:
         import transformers.models.llama.modeling_llama  # noqa: F401
 

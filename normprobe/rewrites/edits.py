@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
+from normprobe.rewrites.recycled import Recycled
 from normprobe.rewrites.threads import side_by_side
 
 PART = 1 << 15  # elements that are written at a time: few enough that float64 stays in the cache
@@ -39,7 +40,11 @@ class Parts:
 
 
 class ForGood(ExitStack):
-    """Takes no way back, for a model that is thrown away afterwards: old values need no memory."""
+    """Takes no way back, for a model that is thrown away afterwards: old values need no memory, which new ones take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Recycled()
 
     def callback(self, callback: Any, /, *args: Any, **kwds: Any) -> Any:
         """Nothing is kept."""
@@ -65,7 +70,9 @@ def set_values(parameter: Tensor, values: Tensor | Parts, undo: ExitStack) -> No
                 "cannot write a parameter", expected=f"shape {tuple(parameter.shape)}", found=str(tuple(values.shape))
             )
         values = Parts.of(values)
-    written = _cast(parameter, values)
+    fresh = undo.memory.empty if isinstance(undo, ForGood) else torch.empty
+    written = fresh(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    _cast(written, values)
     if isinstance(undo, ForGood):
         parameter.data = written  # the old memory may be mapped from a file, whose pages a write would copy
         return
@@ -79,10 +86,9 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     return (flat[start : start + PART] for start in range(0, len(flat), PART))
 
 
-def _cast(parameter: Tensor, values: Parts) -> Tensor:
-    """Parts as one tensor like `parameter`."""
-    found = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    flat, block = found.view(-1), values.size * max(1, _BLOCK // values.size)
+def _cast(into: Tensor, values: Parts) -> None:
+    """Write parts to a tensor of another dtype."""
+    flat, block = into.view(-1), values.size * max(1, _BLOCK // values.size)
 
     def fill(start: int) -> Tensor:
         rows = flat[start : start + block]
@@ -91,10 +97,9 @@ def _cast(parameter: Tensor, values: Parts) -> Tensor:
         return _finite(rows)
 
     finite = [*side_by_side(fill, range(0, len(flat), block), torch.get_num_threads())]
-    if finite and not found.is_meta and not bool(torch.stack(finite).all()):
+    if finite and not into.is_meta and not bool(torch.stack(finite).all()):
         for place, part in _places(flat, 0, values):
             _check_finite(place, part)
-    return found
 
 
 def _places(flat: Tensor, start: int, values: Parts) -> Iterator[tuple[Tensor, Tensor]]:
