@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _WORTH_IT = 1 << 22  # bytes, from which on an allocator gives memory back to the system
+_MOST = 1 << 28  # bytes that are kept for later
 _ALIGNED = 64  # bytes, as torch aligns its own: kernels may sum in another order elsewhere
 
 
@@ -19,24 +20,31 @@ class Recycled:
     """Memory of tensors on the processor, taken back once nothing refers to one any more."""
 
     def __init__(self) -> None:
-        self._spare: list[Any] = []
+        self._spare: list[Any] = []  # the largest first
 
     def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """As `torch.empty`; memory that is too small for it is given up."""
         size = prod(shape) * dtype.itemsize
         if size < _WORTH_IT or device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
-        fitting = sorted((each for each in self._spare if each.nbytes >= size + _ALIGNED), key=lambda each: each.nbytes)
-        if fitting:
-            memory = fitting[0]
-            self._spare = [each for each in self._spare if each is not memory]
-        else:
-            self._spare = []
-            memory = np.empty(size + _ALIGNED, dtype=np.uint8)
+        memory = self._fitting(size + _ALIGNED)
         start = -memory.ctypes.data % _ALIGNED
         used = memory[start : start + size]
         weakref.finalize(used, self._take_back, memory).atexit = False
         return torch.from_numpy(used).view(dtype).reshape(shape)
 
+    def _fitting(self, size: int) -> Any:
+        """The smallest that is there and large enough, or a new one."""
+        fitting = [each for each in self._spare if each.nbytes >= size]
+        if fitting:
+            self._spare = [each for each in self._spare if each is not fitting[-1]]
+            return fitting[-1]
+        self._spare = []
+        return np.empty(size, dtype=np.uint8)
+
     def _take_back(self, memory: Any) -> None:
-        self._spare.append(memory)
+        """Keep it, the largest first, as far as there is room."""
+        spare, self._spare = sorted((*self._spare, memory), key=lambda each: -each.nbytes), []
+        for each in spare:
+            if sum(kept.nbytes for kept in self._spare) + each.nbytes <= _MOST:
+                self._spare.append(each)
