@@ -14,7 +14,7 @@ from normprobe.patching.built import Subject
 from normprobe.patching.options import PatchOptions, Tell, room
 from normprobe.patching.writing import Writing
 from normprobe.records import Anatomy
-from normprobe.rewrites import Effect, Plan, Proof, Rewrite, Site, make_plan
+from normprobe.rewrites import Effect, Plan, Proof, Rewrite, Site
 from normprobe.rewrites.base import Survey
 from normprobe.rewrites.choices import Noted
 from normprobe.rewrites.plan import plan_on
@@ -104,7 +104,8 @@ def rewritten(
     for rewrite in rewrites:
         tell(rewrite.name, 0, 0)
         plan = None if plans else known.first
-        plans.append(_applied(plan or make_plan(subject.model, [rewrite], subject.inputs), writing, tell))
+        plan = plan or plan_on(Survey.of(subject.model, subject.inputs, Running(Noted)), [rewrite])
+        plans.append(_applied(plan, writing, tell))
     if options.mend is not None:
         tell("mend", 0, 0)
         plans += _mended(subject, options.mend, writing)

@@ -109,10 +109,10 @@ def test_the_model_that_is_loaded_again_shares_the_memory_of_the_first(
 ) -> None:
     apart, same = [], run.same_model
 
-    def compared(loaded: nn.Module, model: nn.Module, inputs: Any) -> bool:
+    def compared(loaded: nn.Module, model: nn.Module, *further: Any) -> bool:
         pairs = zip(loaded.parameters(), model.parameters(), strict=True)
         apart.append([tuple(a.shape) for a, b in pairs if a.data_ptr() != b.data_ptr()])
-        return same(loaded, model, inputs)
+        return same(loaded, model, *further)
 
     monkeypatch.setattr(run, "same_model", compared)
     patched(source("mixtral-sharded-bf16"), EXPERTS)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import normprobe
 from normprobe.errors import CheckpointError, NormprobeError
@@ -210,6 +213,25 @@ def test_what_does_not_load_as_it_should_is_not_kept(source: Source, monkeypatch
     with pytest.raises(CheckpointError, match="other numbers than the rewritten model"):
         patched(folder, [StoreGains("one_plus_weight")])
     assert [path.name for path in folder.parent.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("rewrites", [[FoldGains()], [FoldGains(), Initialise()]], ids=["one", "two"])
+def test_a_model_runs_no_more_often_than_it_has_to(
+    source: Source, monkeypatch: pytest.MonkeyPatch, rewrites: list[Rewrite]
+) -> None:
+    """As it was, after each rewrite, and as it is loaded; of a large one each forward reads all weights."""
+    run, runs = LlamaForCausalLM.forward, []
+
+    @functools.wraps(run)
+    def counted(model: LlamaForCausalLM, *args: Any, **kwargs: Any) -> Any:
+        runs.append(model)
+        return run(model, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counted)
+    monkeypatch.setattr("normprobe.patching.rewriting.room", lambda: 0)  # for no wider copy
+    patched(source("llama"), rewrites)
+    of_each = [len(list(same)) for _, same in itertools.groupby(runs, id)]
+    assert of_each == {1: [2, 1], 2: [5, 1]}[len(rewrites)], "the patched model, then the loaded one"
 
 
 def test_one_rewrite_that_is_not_exact_makes_the_whole_so(source: Source, tmp_path: Path) -> None:
