@@ -41,6 +41,8 @@ def seeded() -> None:
     """Every test starts from the same random state, in whatever order the tests run."""
     random.seed(SEED)
     torch.default_generator.manual_seed(SEED)  # `torch.manual_seed` notes the call stack for three devices
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(SEED)
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ def same_model(
             return False
         tensor.data = theirs[name].data
     found = _outputs(loaded, inputs)
-    return _all_alike(found, outputs or ()) or _all_alike(found, _outputs(model, inputs))
+    return (outputs is not None and _all_alike(found, outputs)) or _all_alike(found, _outputs(model, inputs))
 
 
 def same_outputs(a: nn.Module, b: nn.Module, inputs: Inputs) -> bool:

@@ -13,7 +13,7 @@ from normprobe.targets.options import TargetOptions
 
 # Tokens of a row on which nothing is measured. The tolerance is the distance to a wider copy, one draw of rounding for
 # each token. A model of which no such copy is made has a tolerance that is chosen, for few tokens as for many, and each
-# of them reads all weights anew; 5 is no number of heads.
+# of them reads all weights anew.
 FEW, FEWEST = 32, 5
 _MOST_ROOM = 4 << 30  # bytes; a wider copy of a larger model would take minutes to run
 Tell = Callable[[str, int, int], object]  # stage, bytes done, bytes in all

@@ -62,6 +62,8 @@ class Noted(DispatchMode):
         choices: those, so far.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.choices = Choices()
@@ -85,6 +87,8 @@ class Given(DispatchMode):
         rows: in all, of as many choices as could be told apart.
         off: for each choice how far the values that were chosen before are from those that are there now.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, choices: Choices, most: float, least: float, off: Sequence[float]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

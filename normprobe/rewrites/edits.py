@@ -71,8 +71,9 @@ def set_values(parameter: Tensor, values: Tensor | Parts, undo: ExitStack) -> No
             )
         values = Parts.of(values)
     fresh = undo.memory.empty if isinstance(undo, ForGood) else torch.empty
-    written = fresh(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    _cast(written, values)
+    with torch.inference_mode(False), torch.no_grad():  # threads write to it, which inference mode does not reach
+        written = fresh(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        _cast(written, values)
     if isinstance(undo, ForGood):
         parameter.data = written  # the old memory may be mapped from a file, whose pages a write would copy
         return
@@ -87,7 +88,7 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _cast(into: Tensor, values: Parts) -> None:
-    """Write parts to a tensor of another dtype."""
+    """Write parts to a tensor of another dtype; off the processor one after the other, in the caller's stream."""
     flat, block = into.view(-1), values.size * max(1, _BLOCK // values.size)
 
     def fill(start: int) -> Tensor:
@@ -96,7 +97,8 @@ def _cast(into: Tensor, values: Parts) -> None:
             place.copy_(part)
         return _finite(rows)
 
-    finite = [*side_by_side(fill, range(0, len(flat), block), torch.get_num_threads())]
+    threads = torch.get_num_threads() if into.is_cpu else 1
+    finite = [*side_by_side(fill, range(0, len(flat), block), threads)]
     if finite and not into.is_meta and not bool(torch.stack(finite).all()):
         for place, part in _places(flat, 0, values):
             _check_finite(place, part)
@@ -115,7 +117,7 @@ def _places(flat: Tensor, start: int, values: Parts) -> Iterator[tuple[Tensor, T
 def _finite(values: Tensor) -> Tensor:
     """Whether all are finite, where that can be told; 0-d."""
     if not values.is_floating_point():
-        return torch.tensor(True)
+        return values.isfinite().all()
     return torch.stack(torch.aminmax(values)).isfinite().all()
 
 

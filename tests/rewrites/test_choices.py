@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import MixtralConfig, MixtralForCausalLM
 
+import normprobe
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy
-from normprobe.rewrites import FoldGains, make_plan
+from normprobe.rewrites import FoldGains, Initialise, Rewrite, make_plan
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.choices import Noted
 from normprobe.rewrites.proof import Baseline, Proof
@@ -175,6 +177,29 @@ def test_whole_numbers_are_chosen_without_rounding() -> None:
         torch.tensor(1.0).topk(1)
         torch.tensor([1.0, 2.0]).argmax()
     assert noted.choices.taken == []
+
+
+class Flex(nn.Module):
+    """Attention by an operator that takes functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.RMSNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (2, 16)).transpose(1, 2) for each in self.qkv(self.norm(x)).chunk(3, -1))
+        return x + self.out(flex_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rewrite", [FoldGains(), Initialise("xavier")])
+def test_a_forward_with_operators_of_higher_order_is_proven(rewrite: Rewrite) -> None:
+    model, x = Flex().eval(), torch.randn(2, 7, 32)
+    proof = normprobe.rewrite(model, [rewrite], x).proof
+    assert proof is not None
+    assert proof.holds is (True if rewrite.effect is Effect.EXACT else None)
+    assert "no wider copy runs" not in proof.tolerance_source
 
 
 def mixtral(seed: int) -> MixtralForCausalLM:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -79,22 +80,43 @@ def test_values_come_in_parts_and_nothing_is_written_before_all_are_there() -> N
         assert bool((weight == 0).all())
 
 
-def test_threads_write_what_one_writes_and_torch_has_its_threads_back() -> None:
-    count = 5 * (1 << 18) + 7  # several blocks of parts
-    values, weight = torch.randn(count, dtype=torch.float64), nn.Parameter(torch.empty(count))
-    seen, before = set(), torch.get_num_threads()
+BLOCK = 1 << 18  # elements that a thread takes at a time
+COUNT = 5 * BLOCK + 7
 
-    def part(start: int) -> Tensor:
-        seen.add((threading.get_ident(), torch.get_num_threads()))
-        return values[start : start + 1000]
 
+@contextmanager
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with ForGood() as undo:
-            set_values(weight, Parts(1000, part), undo)
-        assert torch.get_num_threads() == 2
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("made_inside", [True, False])
+@pytest.mark.parametrize("undone", [True, False])
+def test_in_inference_mode_threads_write_too(made_inside: bool, undone: bool) -> None:
+    with torch.inference_mode(made_inside):
+        weight = nn.Parameter(torch.zeros(COUNT))
+    with torch.inference_mode(), two_threads(), ExitStack() if undone else ForGood() as undo:
+        set_values(weight, torch.full((COUNT,), 3.0), undo)
+        assert bool((weight == 3).all())
+
+
+def test_threads_write_what_one_writes_and_torch_has_its_threads_back() -> None:
+    values, weight = torch.randn(COUNT, dtype=torch.float64), nn.Parameter(torch.empty(COUNT))
+    seen, both = set(), threading.Barrier(2, timeout=60)
+
+    def part(start: int) -> Tensor:
+        if start in (0, BLOCK):
+            both.wait()  # so that no thread does all
+        seen.add((threading.get_ident(), torch.get_num_threads()))
+        return values[start : start + 1024]
+
+    with two_threads(), ForGood() as undo:
+        set_values(weight, Parts(1024, part), undo)
+        assert torch.get_num_threads() == 2
     assert torch.equal(weight, values.float())
     assert len(seen) == 2
     assert {threads for _, threads in seen} == {1}

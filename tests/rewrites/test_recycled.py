@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -57,3 +59,29 @@ def test_of_what_is_spare_so_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         tensors.pop()
     kept = [memory.empty(torch.Size([1 << 20]), torch.float32, CPU) for _ in range(2)]
     assert {place(each) for each in kept} <= large
+
+
+def test_what_another_thread_gives_back_is_given_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever refers to a tensor last gives its memory back, while others may ask for some."""
+    memory, size, amid, on = Recycled(), torch.Size([1 << 20]), threading.Event(), threading.Event()
+    spare, other = [memory.empty(size, torch.float32, CPU) for _ in range(2)]
+    del spare
+
+    def slow(each: Iterable[Any], key: Callable[[Any], int]) -> list[Any]:
+        found = sorted(each, key=key)
+        amid.set()
+        on.wait(0.2)
+        return found
+
+    held = [other]
+    del other
+    with monkeypatch.context() as patched:
+        patched.setattr("normprobe.rewrites.recycled.sorted", slow, raising=False)
+        giving = threading.Thread(target=held.clear)
+        giving.start()
+        amid.wait()
+        taken = [memory.empty(size, torch.float32, CPU)]
+        on.set()
+        giving.join()
+    taken += [memory.empty(size, torch.float32, CPU) for _ in range(2)]
+    assert len({place(each) for each in taken}) == 3

@@ -86,7 +86,7 @@ def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Parts:
         gain = gain.float()
     rows = weight.reshape(-1, weight.shape[-1])
     by_row = output_axis == weight.dim() - 1  # then a row is an input feature of a matrix, else it has one of each
-    width, many = rows.shape[1], max(1, PART // max(1, rows.shape[1]))
+    width, many = rows.shape[1], max(1, PART // rows.shape[1])
 
     def scaled(start: int) -> Tensor:
         first = start // width
@@ -95,7 +95,7 @@ def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Parts:
             return part * gain
         return part * gain[torch.arange(first, first + len(part), device=gain.device) % len(gain)].unsqueeze(-1)
 
-    return Parts(many * max(1, width), scaled)
+    return Parts(many * width, scaled)
 
 
 def _wide(tensor: Tensor) -> Tensor:
