@@ -53,9 +53,8 @@ def record(model: nn.Module, inputs: Inputs, onlooker: Onlooker | None = None) -
     else:
         if compiled or not compiles():
             return trace
-    return _record(
-        model, inputs, onlooker
-    )  # the model has compiled something, which from now on runs as it was written
+    # The model has compiled something, which from now on runs as it was written.
+    return _record(model, inputs, onlooker)
 
 
 def _record(model: nn.Module, inputs: Inputs, onlooker: Onlooker | None) -> Trace:
@@ -93,6 +92,8 @@ class _Recorder:
         self.dispatch = Operations(self)
         self.functions = Functions(self)
         self.unseen = Unseen(self.trace, self.read, self._emit)
+
+    # ---- calls
 
     def around(self, path: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with DisableTorchFunction():
@@ -182,6 +183,8 @@ class _Recorder:
     def place(self, tensor: Tensor) -> Tensor:
         """An argument of the model where the model is: for one on the meta device, its values are remembered."""
         return tensor if self.shadows is None else self.shadows.to_meta(tensor)
+
+    # ---- values
 
     def read(self, tensor: Tensor) -> int:
         """The value that `tensor` holds now; a tensor never seen before becomes a source."""

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 import normprobe
 from normprobe.errors import CheckpointError
+from normprobe.patching.expressed import same_model
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
 from normprobe.patching.verify import verify
@@ -101,3 +104,19 @@ def test_names_that_are_no_utf_8_are_held_apart_and_found_again(source: Source) 
     assert verify(found.out).problems == ()
     Path(found.out, os.fsdecode(b"bad\xff.txt")).rename(found.out / os.fsdecode(b"bad\xfe.txt"))
     assert verify(found.out).problems == (r"bad\xff.txt: missing", r"bad\xfe.txt: added since")
+
+
+def test_a_model_without_outputs_is_not_one_with_some() -> None:
+    class Gives(nn.Module):
+        def __init__(self, factor: float | None) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor | None:
+            return None if self.factor is None else self.factor * x
+
+    x = torch.ones(2)
+    assert not same_model(Gives(None), Gives(2.0), x)
+    assert not same_model(Gives(2.0), Gives(3.0), x)
+    assert same_model(Gives(2.0), Gives(2.0), x)
+    assert same_model(Gives(2.0), Gives(3.0), x, [2 * x]), "what was given before is taken for its own"
