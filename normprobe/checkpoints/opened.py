@@ -70,8 +70,8 @@ def opened(folder: Path, *, allow_pickle: bool = False) -> Iterator[Opened]:
     """The weights of `folder`, open until the end of the block.
 
     Raises:
-        TargetError: a file is broken, missing, outside the folder, or a refused pickle.
-        CheckpointError: there are no weights, or a tensor is named twice.
+        CheckpointError: a file is broken, missing, outside the folder, or a refused pickle; there are no weights, or a
+            tensor is named twice.
     """
     found = find_weights(folder, allow_pickle)
     if found is None:

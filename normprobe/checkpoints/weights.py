@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from normprobe.checkpoints.names import listed, plural
-from normprobe.errors import TargetError
+from normprobe.errors import CheckpointError
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -30,7 +30,7 @@ def find_weights(folder: Path, allow_pickle: bool) -> Weights | None:
     """The weights of `folder`, each safetensors file checked; None where there are none.
 
     Raises:
-        TargetError: a file is truncated, has a corrupt header, is named in the index and missing, lies
+        CheckpointError: a file is truncated, has a corrupt header, is named in the index and missing, lies
             outside the folder, or is a pickle and pickles were not asked for.
     """
     if (folder / SAFE).is_file():
@@ -39,7 +39,7 @@ def find_weights(folder: Path, allow_pickle: bool) -> Weights | None:
         return _sharded(folder / SAFE_INDEX)
     shards = sorted(folder.glob("model-*-of-*.safetensors"))
     if shards:
-        raise TargetError(f"{folder}: shards without their index", expected=SAFE_INDEX, found=shards[0].name)
+        raise CheckpointError(f"{folder}: shards without their index", expected=SAFE_INDEX, found=shards[0].name)
     for name in (PICKLE, PICKLE_INDEX):
         if (folder / name).is_file():
             return _pickled(folder / name, allow_pickle)
@@ -50,19 +50,19 @@ def read_keys(path: Path) -> frozenset[str]:
     """The names of the tensors in one safetensors file.
 
     Raises:
-        TargetError: the file is not whole, or is no safetensors file.
+        CheckpointError: the file is not whole, or is no safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
     with path.open("rb") as stream:
         head = stream.read(len(LFS_POINTER))
     if head == LFS_POINTER:
-        raise TargetError(f"{path}: a Git LFS pointer, not the weights", hint="git lfs pull, then run this again")
+        raise CheckpointError(f"{path}: a Git LFS pointer, not the weights", hint="git lfs pull, then run this again")
     try:
         with safe_open(path, framework="pt") as tensors:
             return frozenset(tensors.keys())
     except (SafetensorError, OSError) as error:
-        raise TargetError(
+        raise CheckpointError(
             f"{path}: cannot be read as safetensors",
             expected="a whole file: header length, JSON header, tensor data",
             found=f"{_cause(str(error))} ({path.stat().st_size:,} bytes: {error})",
@@ -83,16 +83,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`.
 
     Raises:
-        TargetError: the file cannot be read, is not UTF-8 JSON, or holds something other than an object.
+        CheckpointError: the file cannot be read, is not UTF-8 JSON, or holds something other than an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TargetError(f"{path}: cannot be read", expected="a JSON object", found=error.strerror) from error
+        raise CheckpointError(f"{path}: cannot be read", expected="a JSON object", found=error.strerror) from error
     except ValueError as error:
-        raise TargetError(f"{path}: no valid JSON", expected="a JSON object", found=str(error)) from error
+        raise CheckpointError(f"{path}: no valid JSON", expected="a JSON object", found=str(error)) from error
     if not isinstance(value, dict):
-        raise TargetError(f"{path}: no JSON object", expected="an object", found=type(value).__name__)
+        raise CheckpointError(f"{path}: no JSON object", expected="an object", found=type(value).__name__)
     return value
 
 
@@ -102,7 +102,7 @@ def _sharded(index: Path) -> Weights:
     for name, wanted in by_shard.items():
         path = index.parent / name
         if not path.is_file():
-            raise TargetError(
+            raise CheckpointError(
                 f"{index}: shard {name} is missing",
                 expected=str(path),
                 found=f"no such file, while the index places {plural(len(wanted), 'tensor')} there",
@@ -111,7 +111,7 @@ def _sharded(index: Path) -> Weights:
         held = read_keys(path)
         absent = sorted(wanted - held)
         if absent:
-            raise TargetError(
+            raise CheckpointError(
                 f"{path}: lacks tensors that {index.name} places there",
                 expected=listed(tuple(absent)),
                 found=f"{len(held)} other tensors",
@@ -126,7 +126,7 @@ def shard_names(index: Path) -> tuple[str, ...]:
     """The files that `index` names, in its order.
 
     Raises:
-        TargetError: the index names none, or one outside the folder.
+        CheckpointError: the index names none, or one outside the folder.
     """
     return tuple(_shards(index))
 
@@ -135,11 +135,11 @@ def _shards(index: Path) -> dict[str, set[str]]:
     """Tensor names by shard, as the index gives them."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise TargetError(f"{index}: no shards named", expected="weight_map, an object of tensor: file")
+        raise CheckpointError(f"{index}: no shards named", expected="weight_map, an object of tensor: file")
     by_shard: dict[str, set[str]] = {}
     for key, name in weight_map.items():
         if not isinstance(name, str) or not _inside(name, ".safetensors" if index.name == SAFE_INDEX else ".bin"):
-            raise TargetError(
+            raise CheckpointError(
                 f"{index}: {key} is placed outside the folder",
                 expected="the name of a weight file beside the index",
                 found=repr(name),
@@ -156,7 +156,7 @@ def _inside(name: str, suffix: str) -> bool:
 
 def _pickled(path: Path, allow_pickle: bool) -> Weights:
     if not allow_pickle:
-        raise TargetError(
+        raise CheckpointError(
             f"{path}: pickled weights are refused",
             expected=SAFE,
             found="a pickle, which can run code when it is read",

@@ -12,8 +12,8 @@ from torch import nn
 from normprobe.checkpoints.dtypes import FLOATS
 from normprobe.checkpoints.names import listed, plural
 from normprobe.checkpoints.opened import Opened
-from normprobe.checkpoints.weights import read_json
 from normprobe.errors import CheckpointError
+from normprobe.patching.loadable import ADAPTER, base_of_adapter
 from normprobe.patching.scratch import Scratch
 from normprobe.targets.config import own_code, read_config
 from normprobe.targets.heads import class_with_code, model_class
@@ -108,11 +108,9 @@ def refuse_adapter(folder: Path) -> None:
     Raises:
         CheckpointError: `folder` holds one.
     """
-    path = folder / "adapter_config.json"
-    if path.is_file():
-        base = read_json(path).get("base_model_name_or_path", "its base model")
+    if (folder / ADAPTER).is_file():
         hint = "merge it first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
-        found = f"an adapter of {base}, trained on the base as it is"
+        found = f"an adapter of {base_of_adapter(folder)}, trained on the base as it is"
         raise CheckpointError(f"{folder} is an adapter", expected="a whole model", found=found, hint=hint)
 
 

@@ -15,11 +15,14 @@ from torch import nn
 from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
+from normprobe.patching.loadable import check_folder, check_weights
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS
 from normprobe.structure.modelling import transformers_class
 from normprobe.structure.restore import main_dtype, restore
+from normprobe.targets.config import read_config
 from normprobe.targets.heads import model_class
+from normprobe.targets.options import TargetOptions
 from normprobe.targets.quiet import quiet
 
 
@@ -31,10 +34,13 @@ def load(folder: str | os.PathLike[str], **options: Any) -> Any:
         options: for `from_pretrained`, such as `dtype` and `device_map`.
 
     Raises:
-        CheckpointError: the folder has no configuration.
-        TargetError: transformers has no model for the configuration, or lacks the class that was patched.
+        CheckpointError: the folder has no configuration or is an adapter; its weights are missing, not whole, or
+            pickles without `use_safetensors=False`.
+        TargetError: the configuration cannot be read, transformers has no model for it, or lacks the class that was
+            patched.
     """
     path = _folder(folder)
+    check_weights(path, options)
     config = _config(path)
     loader = model_class(config)
     return loader.from_pretrained(path, config=config, **{"dtype": "auto", "local_files_only": True, **options}).eval()
@@ -113,13 +119,10 @@ def _check_fits(model: nn.Module, config: Any, path: Path) -> None:
 
 
 def _config(path: Path) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(path, local_files_only=True)
+    return read_config(path / "config.json", TargetOptions())
 
 
 def _folder(folder: str | os.PathLike[str]) -> Path:
     path = Path(folder)
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path}: no config.json", expected="a folder that normprobe patch wrote")
+    check_folder(path)
     return path

@@ -29,7 +29,7 @@ def opened_subject(name: str, options: TargetOptions, scratch: Scratch) -> Itera
         scratch: where weights go that are converted as they are loaded.
 
     Raises:
-        CheckpointError: it holds no weights or not all, an adapter, or quantised weights.
+        CheckpointError: it holds no weights, broken ones or not all, an adapter, or quantised weights.
         TargetError: there is no such checkpoint, or it cannot be read.
     """
     path, revision = located(name, options)

@@ -19,7 +19,8 @@ def load_folder(folder: Path, options: TargetOptions, name: str, source: str = "
     """The model saved in `folder`; random weights where it holds only a configuration.
 
     Raises:
-        TargetError: no config.json, a broken or refused file, or a model that transformers cannot build.
+        TargetError: no config.json, or a model that transformers cannot build.
+        CheckpointError: a weight file is broken, missing or refused.
     """
     path = folder / "config.json"
     if not path.is_file():

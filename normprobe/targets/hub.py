@@ -8,7 +8,7 @@ from pathlib import Path
 
 from normprobe.checkpoints.carried import WEIGHTS
 from normprobe.checkpoints.weights import PICKLE, SAFE, SAFE_INDEX, read_json, shard_names
-from normprobe.errors import TargetError
+from normprobe.errors import NormprobeError, TargetError
 from normprobe.targets.config import check_fields, close_types, is_model_type
 from normprobe.targets.folder import load_folder
 from normprobe.targets.options import Built, TargetOptions
@@ -59,7 +59,7 @@ def load_hub(name: str, options: TargetOptions) -> Built:
     repository = _find(name, options)
     try:
         folder = _fetch_all(repository, options)
-    except TargetError:
+    except NormprobeError:
         raise
     except Exception as error:
         raise TargetError(
@@ -87,7 +87,7 @@ def whole_repository(name: str, options: TargetOptions) -> Path:
             with quiet():
                 snapshot_download(name, revision=folder.name, ignore_patterns=[f"*{suffix}" for suffix in WEIGHTS])
         return folder
-    except TargetError:
+    except NormprobeError:
         raise
     except Exception as error:
         found = f"{type(error).__name__}: {error}"

@@ -32,6 +32,7 @@ def resolve(name: str, options: TargetOptions | None = None) -> Loaded:
 
     Raises:
         TargetError: the name is none of these, or what it names is broken, refused or not to be built.
+        CheckpointError: a weight file is broken, missing or refused.
         InputError: a text was asked for that cannot be used.
         SettingError: unknown device or dtype.
     """

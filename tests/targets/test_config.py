@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from normprobe.errors import SettingError, TargetError
+from normprobe.errors import CheckpointError, SettingError, TargetError
 from normprobe.targets import TargetOptions, config, resolve
 from tests.targets import checkpoints
 
@@ -112,7 +112,7 @@ def test_missing_model_type_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "\x00"])
 def test_broken_json_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(TargetError, match=r"config\.json: no (valid )?JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json: no (valid )?JSON"):
         resolve(str(tmp_path))
 
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from normprobe.errors import TargetError
+from normprobe.errors import CheckpointError, TargetError
 from normprobe.targets import TargetOptions, resolve
 from tests.targets import checkpoints
 
@@ -58,7 +58,7 @@ def test_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
     checkpoints.gpt2(tmp_path)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(TargetError, match=r"model\.safetensors: cannot be read as safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read as safetensors"):
         resolve(str(tmp_path))
 
 
@@ -66,7 +66,7 @@ def test_file_that_ends_early_is_called_truncated(tmp_path: Path) -> None:
     checkpoints.gpt2(tmp_path)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TargetError, match="truncated"):
+    with pytest.raises(CheckpointError, match="truncated"):
         resolve(str(tmp_path))
 
 
@@ -76,7 +76,7 @@ def test_corrupt_header_is_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[8:40] = b"\xff" * 32
     path.write_bytes(content)
-    with pytest.raises(TargetError, match="corrupt header"):
+    with pytest.raises(CheckpointError, match="corrupt header"):
         resolve(str(tmp_path))
 
 
@@ -84,7 +84,7 @@ def test_lfs_pointer_is_named(tmp_path: Path) -> None:
     checkpoints.gpt2(tmp_path)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
     (tmp_path / "model.safetensors").write_text(pointer)
-    with pytest.raises(TargetError, match="Git LFS pointer"):
+    with pytest.raises(CheckpointError, match="Git LFS pointer"):
         resolve(str(tmp_path))
 
 
@@ -98,7 +98,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     _, weight_map = _sharded(tmp_path)
     name = sorted(set(weight_map.values()))[1]
     (tmp_path / name).unlink()
-    with pytest.raises(TargetError, match=f"shard {name} is missing"):
+    with pytest.raises(CheckpointError, match=f"shard {name} is missing"):
         resolve(str(tmp_path))
 
 
@@ -106,7 +106,7 @@ def test_truncated_shard_is_named(tmp_path: Path) -> None:
     _, weight_map = _sharded(tmp_path)
     path = tmp_path / sorted(set(weight_map.values()))[1]
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(TargetError, match=f"{path.name}: cannot be read"):
+    with pytest.raises(CheckpointError, match=f"{path.name}: cannot be read"):
         resolve(str(tmp_path))
 
 
@@ -126,7 +126,7 @@ def test_shard_outside_the_folder_is_refused(tmp_path: Path, name: object) -> No
     (tmp_path.parent / "other.safetensors").write_bytes(next(tmp_path.glob("*.safetensors")).read_bytes())
     key = sorted(weight_map)[0]
     index.write_text(json.dumps({"metadata": {}, "weight_map": {**weight_map, key: name}}))
-    with pytest.raises(TargetError, match=f"{key} is placed outside the folder"):
+    with pytest.raises(CheckpointError, match=f"{key} is placed outside the folder"):
         resolve(str(tmp_path))
 
 
@@ -134,14 +134,14 @@ def test_tensor_absent_from_its_shard_is_named(tmp_path: Path) -> None:
     _, weight_map = _sharded(tmp_path)
     key = "transformer.h.1.ln_1.weight"
     checkpoints.edit_weights(tmp_path / weight_map[key], **{key: None})
-    with pytest.raises(TargetError, match=r"(?s)lacks tensors that .* transformer\.h\.1\.ln_1\.weight"):
+    with pytest.raises(CheckpointError, match=r"(?s)lacks tensors that .* transformer\.h\.1\.ln_1\.weight"):
         resolve(str(tmp_path))
 
 
 def test_shards_without_index_are_refused(tmp_path: Path) -> None:
     index, _ = _sharded(tmp_path)
     index.unlink()
-    with pytest.raises(TargetError, match="shards without their index"):
+    with pytest.raises(CheckpointError, match="shards without their index"):
         resolve(str(tmp_path))
 
 
@@ -149,7 +149,7 @@ def test_shards_without_index_are_refused(tmp_path: Path) -> None:
 def test_broken_index_is_named(tmp_path: Path, text: str) -> None:
     index, _ = _sharded(tmp_path)
     index.write_text(text)
-    with pytest.raises(TargetError, match=r"index\.json: no"):
+    with pytest.raises(CheckpointError, match=r"index\.json: no"):
         resolve(str(tmp_path))
 
 
@@ -206,7 +206,7 @@ def test_pickle_needs_the_flag_and_is_then_read(tmp_path: Path) -> None:
     saved = checkpoints.gpt2(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(saved.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(TargetError, match=r"pytorch_model\.bin: pickled weights are refused"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: pickled weights are refused"):
         resolve(str(tmp_path))
     assert checkpoints.same(resolve(str(tmp_path), TargetOptions(allow_pickle=True)).model, saved)
 
