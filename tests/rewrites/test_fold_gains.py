@@ -107,6 +107,14 @@ def test_what_is_shared_is_refused(one_gain: bool, why: str) -> None:
     assert snapshot(model) == kept
 
 
+def test_gains_of_each_head_are_refused_by_their_shape() -> None:
+    model, inputs = models.hugging_face("CohereForCausalLM", "CohereConfig", **models.SMALL, use_qk_norm=True)
+    (found,) = (found for _, found in plan_of(model, inputs).steps)
+    why = {each.path: each.why for each in found.refused}
+    name = "model.layers.0.self_attn.q_norm"
+    assert why[name] == f"{name}.weight: shape (features,) expected, found (4, 8)"
+
+
 @pytest.mark.parametrize("name", ["Mixtral", "GptOss"])  # matrices of [outputs, inputs], and the other way round
 def test_experts_are_readers_too(name: str) -> None:
     built = models.hugging_face(

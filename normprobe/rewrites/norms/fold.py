@@ -156,8 +156,12 @@ class _Search:
         names = _own(norm)
         if any(name not in self.named for name in names):
             return f"{', '.join(names)}: its gain or offset is a part of a parameter"
-        if any(self.named[name].dim() != 1 or not self.named[name].is_floating_point() for name in names):
-            return "its gain or offset is no vector of plain numbers"
+        held = {name: self.named[name] for name in names}
+        for name, tensor in held.items():
+            if tensor.dim() != 1:
+                return f"{name}: shape (features,) expected, found {tuple(tensor.shape)}"
+            if not tensor.is_floating_point():
+                return f"{name}: floating numbers expected, found {tensor.dtype}"
         return why_shared(self.survey, norm)
 
 
