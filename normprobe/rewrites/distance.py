@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite
+from math import isfinite, isnan, nan
 from typing import Any
 
 import torch
@@ -13,14 +13,17 @@ from normprobe.rewrites.edits import parts_of
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:
-    """max |a − b| over all elements; infinite where NaN or infinity meets anything but itself, which is no change."""
-    most = 0.0
+    """max |a − b| over all elements; infinite where NaN or infinity meets anything but itself, which is no change; NaN
+    where all are NaN, or infinite, in both alike."""
+    most = nan
     for part, beside in _pairs(a, b):
         found = float((part - beside).abs().amax())
         if not isfinite(found):
             alike = (part == beside) | (part.isnan() & beside.isnan())
+            if not (part.isfinite() | ~alike).any():
+                continue
             found = float((part - beside).abs().nan_to_num(torch.inf, torch.inf).masked_fill(alike, 0.0).amax())
-        most = max(most, found)
+        most = found if isnan(most) else max(most, found)
     return most
 
 
@@ -40,13 +43,19 @@ def not_finite(before: list[Tensor], after: list[Tensor]) -> dict[str, int]:
     return {"values": values, "not_finite_before": old, "not_finite_after": now, "not_finite_new": new}
 
 
-def unproven(broken: dict[str, int], exact: bool) -> dict[str, Any]:
-    """Why an exact rewrite has no tolerance, as fields of a `Proof`; empty where all outputs are finite."""
+def unproven(broken: dict[str, int], change: float, exact: bool) -> dict[str, Any]:
+    """Why there is no tolerance, as fields of a `Proof`; empty where all outputs of an exact rewrite are finite."""
+    if isnan(change):
+        why = f"all {broken['values']:,} values are NaN or infinite, before and after alike; other inputs may tell more"
+        return {"tolerance_source": why}
     if exact and broken["not_finite_new"]:
         why = f"{broken['not_finite_new']:,} values are NaN or infinite that are finite in the original"
         return {"tolerance_source": why, "holds": False}
     if exact and broken["not_finite_before"]:
-        return {"tolerance_source": "the original's outputs are not finite on these inputs"}
+        why = (
+            "the original's outputs are not finite on these inputs, and only inputs on which all are can prove it exact"
+        )
+        return {"tolerance_source": why}
     return {}
 
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs
 from normprobe.errors import RewriteError
-from normprobe.norms.rebuild import rebuild
 from normprobe.records import Anatomy, Record
 from normprobe.rewrites.agreement import next_tokens
 from normprobe.rewrites.base import Effect
 from normprobe.rewrites.choices import Choices, Given, Noted
 from normprobe.rewrites.distance import distance, largest, not_finite, unproven
 from normprobe.rewrites.ran import Ran, Running
+from normprobe.rewrites.wider import wide_outputs, wider
 
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _FLOAT64 = 1e-9  # of the largest output
 # Of the largest output, where rounding could not be measured, and at most where it could: far above it, far below
 # another function.
@@ -41,7 +38,8 @@ class Proof(Record):
 
     Attributes:
         dtype: dtype of the first of them; differences are taken in float64.
-        max_abs: max |after − before|; infinite where NaN or infinity meets anything but itself.
+        max_abs: max |after − before|; infinite where NaN or infinity meets anything but itself, NaN where all are
+            NaN or infinite, before and after alike.
         max_rel: `max_abs` over max |before| of what is finite.
         kl: mean over tokens of KL(before ‖ after) in nats; None where no row of logits over a vocabulary is finite.
         agreement: share of tokens with the same most likely next token; None as above.
@@ -97,6 +95,8 @@ class Proof(Record):
         return RewriteError(f"could not prove {names}; the model is as it was", expected=expected, found=found)
 
     def __str__(self) -> str:
+        if isnan(self.max_abs):
+            return f"nothing can be told: {self.tolerance_source}"
         text = f"max |Δ| {self.max_abs:.3g} ({self.max_rel:.3g} of the largest output, {self.dtype})"
         if self.kl is not None and self.agreement is not None:
             text += f", KL {self.kl:.3g} nat, same next token {self.agreement:.1%} of {self.tokens}"
@@ -156,13 +156,12 @@ class Baseline:
         if room is not None and size > room:
             return made(why_not_wide=f"a wider copy takes {size:,} bytes, more than there is room for")
         given = choices.given(_share(ran))
-        try:
-            wide = _wide_outputs(model, inputs, anatomy, given)
-        except Exception as error:  # a foreign model may refuse another dtype in any way; the reason is shown
-            return made(why_not_wide=f"no wider copy runs: {type(error).__name__}: {error}")
+        wide = wide_outputs(model, inputs, anatomy, given)
+        if isinstance(wide, str):
+            return made(why_not_wide=f"no wider copy runs: {wide}")
         if not _alike(wide, ran.outputs):
             return made(why_not_wide="a wider copy returns other shapes")
-        return made(wide, str(_wider(model))[6:], tuple(given.off))
+        return made(wide, str(wider(model))[6:], tuple(given.off))
 
     def rewritten(self) -> Running[Given]:
         """What the rewritten model has to run in: for an exact rewrite it is given the original's choices."""
@@ -190,11 +189,11 @@ class Baseline:
         return Proof(
             dtype=str(before[0].dtype)[6:],
             max_abs=change,
-            max_rel=0.0 if change == 0 else change / most if most else inf,
+            max_rel=change if change == 0 or isnan(change) else change / most if most else inf,
             choices=given.rows,
             choices_given=given.kept,
             **facts,
-            **(unproven(broken, self.exact) or self._tolerance(change, most, given)),
+            **(unproven(broken, change, self.exact) or self._tolerance(change, most, given)),
             **next_tokens(self.ran.main, ran.main, tuple(tuple(t.shape) for t in integers)),
         )
 
@@ -250,27 +249,6 @@ def _losses(before: Ran, after: Ran) -> dict[str, Any]:
     if before.loss is None or after.loss is None or not isfinite(before.loss[0]) or not isfinite(after.loss[0]):
         return {}
     return {"loss": before.loss[1], "loss_before": before.loss[0], "loss_after": after.loss[0]}
-
-
-def _wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy, given: Given) -> list[Tensor]:
-    """Outputs of a copy in the next wider dtype, which calls the hooks of the model itself."""
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    devices = {p.device for p in model.parameters()}
-    if len(devices) != 1 or not dtypes <= _WIDER.keys():
-        raise ValueError(f"parameters of dtypes {sorted(map(str, dtypes))} on {len(devices)} devices")
-    wide = _wider(model)
-    moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
-    with untouched(model):  # a hook may write to what it holds of the model
-        made = rebuild(model, wide, devices.pop(), {}, hooked=True)
-        return Ran.of(made, Running(lambda: given).alone(made, moved), moved, anatomy).outputs
-
-
-def _wider(model: nn.Module) -> torch.dtype:
-    """The next wider dtype than most of the numbers have: a few, as those of a router, may be wide already."""
-    sizes: Counter[torch.dtype] = Counter()
-    for parameter in filter(Tensor.is_floating_point, model.parameters()):
-        sizes[parameter.dtype] += parameter.numel()
-    return _WIDER.get(sizes.most_common(1)[0][0], torch.float64) if sizes else torch.float32
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -51,7 +51,7 @@ def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"config\.json is missing(.|\n)*copy it"):
         read_config(tmp_path / "config.json", TargetOptions())
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(TargetError, match=r"config\.json: cannot be read(.|\n)*found: \w"):
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read(.|\n)*found: \w"):
         read_config(tmp_path / "config.json", TargetOptions())
 
 
