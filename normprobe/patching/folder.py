@@ -12,13 +12,13 @@ from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import INDEXES
 from normprobe.patching.built import Subject
 from normprobe.patching.configured import NAME as CONFIG
-from normprobe.patching.configured import write_config
+from normprobe.patching.configured import changed_fields, write_config
 from normprobe.patching.manifest import NAME, Became, Manifest, Source, Step, hashes_of, header_hash, stated_path
 from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Proof, Rewrite
 from normprobe.rewrites.base import Sites
 from normprobe.structure.field import FIELD
-from normprobe.structure.modelling import MODULE, PREFIX, auto_map, base_of, write_modelling
+from normprobe.structure.modelling import MODULE, base_of, state_record, write_modelling
 from normprobe.structure.restore import part_of
 from normprobe.targets.quiet import quiet
 from normprobe.version import __version__, versions
@@ -38,19 +38,20 @@ class Told:
     became: Became | None = None
 
 
-def add_code(part: Path, model: Any, changes: Sequence[Mapping[str, Any]]) -> bool:
+def add_code(part: Path, subject: Subject, changes: Sequence[Mapping[str, Any]]) -> bool:
     """Let the configuration list the changes, those of an earlier patch included, and write the class that has them.
 
     Returns:
         Whether there are any.
     """
-    every = [*(getattr(model.config, FIELD, None) or {}).get("changes", ()), *changes]
+    model: Any = subject.model
+    earlier = getattr(model.config, FIELD, None) or {}
+    every = [*earlier.get("changes", ()), *changes]
     if every:
-        base = base_of(model)
+        base, fresh = base_of(model), changed_fields(subject.config, model.config.to_dict())
         record = {"version": __version__, "base": base.__name__, "part": part_of(model), "changes": every}
-        setattr(model.config, FIELD, record)
-        model.config.auto_map = auto_map(base)
-        model.config.architectures = [PREFIX + base.__name__]
+        record["fields"] = [*map(list, dict.fromkeys((*map(tuple, earlier.get("fields", ())), *fresh)))]
+        state_record(model.config, base, record)
         write_modelling(part, base, every)
     return bool(every)
 

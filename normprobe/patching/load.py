@@ -16,9 +16,10 @@ from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
 from normprobe.patching.loadable import check_folder, check_weights
+from normprobe.structure.become import become_patched
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS
-from normprobe.structure.modelling import transformers_class
+from normprobe.structure.modelling import recorded_base, transformers_class
 from normprobe.structure.restore import main_dtype, restore
 from normprobe.targets.config import read_config
 from normprobe.targets.heads import model_class
@@ -51,14 +52,16 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
 
     Args:
         model: of the architecture that was patched, its weights of any value; changed in place. Each weight keeps its
-            dtype and device.
+            dtype and device. One of transformers gets the class that `load` gives and a configuration of its own, so
+            that it is saved with the changes.
         folder: the checkpoint.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError: the checkpoint lists no changes, or the model is of another architecture; it is then as it was.
+        CheckpointError: the checkpoint lists no changes, the model has changes already, or it is of another
+            architecture; it is then as it was.
         TargetError: transformers lacks the class that was patched.
     """
     path = _folder(folder)
@@ -66,9 +69,11 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
     record = getattr(config, FIELD, None)
     if record is None:
         raise CheckpointError(f"{path} lists no changes", expected=f'"{FIELD}" in config.json', hint="from_pretrained")
-    _check_fits(model, config, path)
+    base = _base(model, config, path)
     with opened(path) as found:
         state = _state(found, config, main_dtype(model), path)
+        if transformers_class(model) is not None:
+            become_patched(model, base, config)
         restore(model, record["changes"], KINDS)
         _fill(model, state)
     return model
@@ -99,12 +104,20 @@ def _state(found: Opened, config: Any, dtype: torch.dtype, path: Path) -> dict[s
     return state
 
 
-def _check_fits(model: nn.Module, config: Any, path: Path) -> None:
-    """Refuse a model of another class of transformers, and one that does not hold what the original held."""
-    import transformers
+def _base(model: nn.Module, config: Any, path: Path) -> type[Any]:
+    """The class of transformers that was patched.
 
-    base = getattr(transformers, getattr(config, FIELD)["base"])
+    Raises:
+        CheckpointError: the model has changes, is of another class of transformers, or does not hold what the original
+            held.
+    """
+    base = recorded_base(config)
     kind = transformers_class(model)
+    if getattr(getattr(model, "config", None), FIELD, None) is not None:
+        what = f"{type(model).__name__} has the changes of a patched checkpoint already"
+        raise CheckpointError(
+            what, expected=f"a {base.__name__} as it was before", hint="normprobe.load gives it whole"
+        )
     if kind is not None and not issubclass(kind, base):
         what = f"{type(model).__name__} is not what was patched"
         raise CheckpointError(what, expected=f"{base.__name__}, as {path} says", found=kind.__name__)
@@ -116,6 +129,7 @@ def _check_fits(model: nn.Module, config: Any, path: Path) -> None:
             expected, found = (str(shapes.get(key, "none")) for shapes in (wanted, held))
             what = f"{type(model).__name__} is not what was patched: {key} is another"
             raise CheckpointError(what, expected=f"{expected}, as {path} says", found=found)
+    return base
 
 
 def _config(path: Path) -> Any:

@@ -194,7 +194,7 @@ class _Run:
 
     def _beside(self, said: Said, tensors: dict[str, dict[str, str]]) -> folder.Told:
         """Add what is no weights, so that the folder can be loaded."""
-        code = folder.add_code(self.part, said.subject.model, said.changes)
+        code = folder.add_code(self.part, said.subject, said.changes)
         folder.add_config(self.part, said.subject, fresh=said.became is not None)
         left = folder.add_files(self.part, self.subject, self.source)
         if said.became is not None:

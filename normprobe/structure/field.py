@@ -4,4 +4,5 @@ from __future__ import annotations
 
 FIELD = "normprobe"
 """Holds {"base": name of the class that is changed, "part": path in it of the model below the head, "changes": […],
-"version": of normprobe}."""
+"fields": names of the other fields that the patch changed, each behind those of what it lies in, "version": of
+normprobe}."""

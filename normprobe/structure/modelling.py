@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from normprobe.errors import CheckpointError
+from normprobe.errors import CheckpointError, TargetError
 from normprobe.structure.automatic import automatic
 from normprobe.structure.bundle import bundle
 from normprobe.structure.field import FIELD
@@ -22,9 +22,14 @@ PREFIX = "Patched"
 
 
 @cache
-def patched(base: type[Any]) -> type[Any]:
+def patched(base: type[Any], over: type[Any] | None = None) -> type[Any]:
     """`base`, a model class of transformers, built with the changes of its configuration; it saves all that is needed
-    to load it again."""
+    to load it again.
+
+    Args:
+        base: what a file with the class is written for.
+        over: a class of one's own over `base`, which is changed in its place.
+    """
 
     def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         out = super(made, self).save_pretrained(save_directory, *args, **kwargs)
@@ -32,9 +37,38 @@ def patched(base: type[Any]) -> type[Any]:
             write_modelling(Path(save_directory), base, self.config.normprobe["changes"])
         return out
 
-    body = {"normprobe_kinds": KINDS, "save_pretrained": save_pretrained, "__module__": __name__}
-    made: type[Any] = type(PREFIX + base.__name__, (Restored, base), body)
+    def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        write_modelling(Path(working_dir), base, self.config.normprobe["changes"])  # before `save_pretrained` returns
+        return super(made, self)._upload_modified_files(working_dir, *args, **kwargs)
+
+    body = {"normprobe_kinds": KINDS, "__module__": __name__}
+    body |= {method.__name__: method for method in (save_pretrained, _upload_modified_files)}
+    changed = over or base
+    made: type[Any] = type(PREFIX + changed.__name__, (Restored, changed), body)
     return made
+
+
+def state_record(config: Any, base: type[Any], record: Mapping[str, Any]) -> None:
+    """Let a configuration list the changes of `base`, and name the classes that have them."""
+    setattr(config, FIELD, dict(record))
+    config.auto_map = auto_map(base)
+    config.architectures = [PREFIX + base.__name__]
+
+
+def recorded_base(config: Any) -> type[Any]:
+    """The class of transformers that was patched, by a configuration that lists changes.
+
+    Raises:
+        TargetError: this transformers has none of its name.
+    """
+    import transformers
+
+    name = str(getattr(config, FIELD)["base"])
+    base: type[Any] | None = getattr(transformers, name, None)
+    if base is None:
+        what = f"transformers {transformers.__version__} has no class {name}, which the checkpoint is built on"
+        raise TargetError(what, hint="pip install --upgrade transformers")
+    return base
 
 
 def base_of(model: nn.Module) -> type[Any]:

@@ -54,6 +54,10 @@ class Restored:
         if renamed is not None:
             register_checkpoint_conversion_mapping(cls.__name__, renamed, overwrite=True)
 
+    def _get_name(self) -> str:
+        """That of the class below, which Trainer goes by for the loss with smoothed labels."""
+        return _below(type(self)).__name__
+
     @classmethod
     def is_custom_code(cls) -> bool:
         """Custom code gets weights by the names that files have; this gets them by those of the class below."""

@@ -27,7 +27,9 @@ def model_class(config: Any) -> type[Any]:
         TargetError: transformers has no model for this configuration.
     """
     if getattr(config, FIELD, None) is not None:
-        return _patched_class(config)
+        from normprobe.structure.modelling import patched, recorded_base
+
+        return patched(recorded_base(config))
     named = _named_class(config)
     if named is not None:
         return named
@@ -39,19 +41,6 @@ def model_class(config: Any) -> type[Any]:
         f"transformers has no model for the configuration {type(config).__name__}",
         hint="a factory (file.py:function) that returns the model",
     )
-
-
-def _patched_class(config: Any) -> type[Any]:
-    import transformers
-
-    from normprobe.structure.modelling import patched
-
-    name = str(getattr(config, FIELD)["base"])
-    base = getattr(transformers, name, None)
-    if base is None:
-        what = f"transformers {transformers.__version__} has no class {name}, which the checkpoint is built on"
-        raise TargetError(what, hint="pip install --upgrade transformers")
-    return patched(base)
 
 
 def _named_class(config: Any) -> type[Any] | None:

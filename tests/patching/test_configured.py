@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from normprobe.patching.configured import write_config
+from normprobe.patching.configured import changed_fields, write_config
 
 STATED = '{"eps": 0.00001, "by": "Þór",\r\n  "text": {"eps": 1e-06}}'
 BEFORE: dict[str, Any] = {
@@ -37,6 +37,7 @@ def test_where_nothing_changed_it_is_the_same_to_the_letter(tmp_path: Path) -> N
         ({"new": [1]}, {"new": [1]}),
         ({"text": {"eps": 1e-3, "usual": 4}}, {"text": {"eps": 1e-3}}),
         ({"unsaid": {"eps": 1e-3, "usual": 5}}, {"unsaid": {"eps": 1e-3, "usual": 5}}),
+        ({"text": {"eps": 1e-6}}, {"text": {"eps": 1e-6}}),
         ({"text": None}, {"text": None}),
     ],
 )
@@ -44,3 +45,8 @@ def test_what_changed_is_stated_and_nothing_else(tmp_path: Path, changed: dict[s
     text = written(tmp_path, {**BEFORE, **changed})
     assert json.loads(text) == {**json.loads(STATED), **more}
     assert "Þór" in text
+
+
+def test_fields_are_named_with_what_they_lie_in() -> None:
+    after = {**BEFORE, "text": {"eps": 1e-3, "usual": 4}, "by": "", "unsaid": {"eps": 1e-6}}
+    assert [*changed_fields(BEFORE, after)] == [("by",), ("text", "eps"), ("unsaid",)]

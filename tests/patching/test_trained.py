@@ -38,7 +38,7 @@ from tests.patching.training import SAVED, STEPS, losses, rows, ways
 
 Source = Callable[[str], Path]
 REWRITES: list[Rewrite] = [AddQKNorm(start="calibrated"), ScaleResidual()]
-WAYS = ("load", "code")
+WAYS = ("load", "code", "manifest")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A short training run on random tokens, and the two ways that need nothing but the folder."""
+"""A short training run on random tokens, and the three ways to load what is in a folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 import normprobe
 from tests.patching.checkpoints import VOCABULARY
@@ -17,12 +18,21 @@ STEPS, SAVED = 10, 5
 
 
 def ways() -> dict[str, Callable[..., Any]]:
-    """By this package, and by the code in the folder."""
+    """By this package, by the code in the folder, and into a model with other weights."""
 
     def code(folder: Path, **options: Any) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **{"dtype": "auto", **options})
 
-    return {"load": normprobe.load, "code": code}
+    return {"load": normprobe.load, "code": code, "manifest": into_another}
+
+
+def into_another(folder: Path, dtype: Any = None, device_map: Any = None) -> Any:
+    """A model built as the one was that was patched, with random weights, and then given what is in the folder."""
+    config = AutoConfig.from_pretrained(folder)
+    base = getattr(transformers, config.normprobe["base"])
+    del config.normprobe, config.auto_map
+    model = base._from_config(config, dtype=config.dtype if dtype is None else dtype)
+    return normprobe.apply_manifest(model.to(device_map), folder).eval()
 
 
 class Losses(TrainerCallback):
