@@ -13,83 +13,102 @@ from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.patching.bound import key_of
-from normprobe.structure.modelling import base_of
-from normprobe.structure.restore import main_dtype
+from normprobe.structure.modelling import base_of, patched, record_of, state_record
+from normprobe.structure.restore import Restored, main_dtype
 from normprobe.structure.snapshot import Structure
 from normprobe.targets.config import own_code
 from normprobe.targets.quiet import quiet
 
 
-def expressed(
-    model: Any, before: Structure, changes: Sequence[Mapping[str, Any]], inputs: Inputs
-) -> tuple[str, ...] | None:
+def expressed(model: Any, before: Structure, changes: Sequence[Mapping[str, Any]], inputs: Inputs) -> bool:
     """Change `model.config` so that a model built from it is what `model` has become.
 
     Fields from which a module has a number that became another are given that; what is built so has to hold the numbers
     of `model` and give its very outputs.
 
     Returns:
-        The fields that changed, dotted; None where no fields say it, and then the configuration is as it was.
+        Whether fields say all of it; otherwise the configuration is as it was.
     """
-    pairs = numbers_of(before, changes)
-    if pairs is None:
-        return None
+    return _are_numbers(before, changes) and _stated(model, built_by(model), before, changes, inputs)
+
+
+def stated_beside(model: Any, before: Structure, changes: Sequence[Mapping[str, Any]], inputs: Inputs) -> None:
+    """As `expressed`, of the numbers among changes that need code besides: who reads a field finds what is so."""
+    base: Any = base_of(model)
+    _stated(model, patched(base), before, changes, inputs)
+
+
+def _stated(model: Any, kind: Any, before: Structure, changes: Sequence[Mapping[str, Any]], inputs: Inputs) -> bool:
     config = copy.deepcopy(model.config)
-    fields = state_numbers(built_by(model), config, model, pairs)
-    made = _built(model, config) if fields else None
-    if made is None or _numbers(made) != _numbers(model) or not same_outputs(made, model, inputs):
-        return None
+    if not state_numbers(built_by(model), config, model, numbers_of(before, changes)):
+        return False
+    listing = copy.deepcopy(config)
+    if issubclass(kind, Restored):
+        state_record(listing, base_of(model), record_of(model, changes, ()))
+    made = _built(kind, model, listing)
+    if _numbers(made) != _numbers(model) or not same_outputs(made, model, inputs):
+        return False
     model.config = config
-    return fields
+    return True
 
 
-def numbers_of(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[float, float] | None:
-    """The number that each number became; None where something else than numbers changed, or one became two."""
+def _are_numbers(before: Structure, changes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing else than numbers changed."""
+    alone = all(change.keys() == {"path", "values"} for change in changes)
+    return alone and all(_is_number(before, change, name) for change in changes for name in change["values"])
+
+
+def numbers_of(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[float, float]:
+    """The number that each number became; none where one became two."""
     found: dict[float, float] = {}
     for change in changes:
-        if change.keys() != {"path", "values"}:
-            return None
-        for name, value in change["values"].items():
-            had = before.parts[change["path"]].values.get(name)
-            if type(had) is not float or type(value) is not float or found.setdefault(had, value) != value:
-                return None
+        for name in (name for name in change.get("values", ()) if _is_number(before, change, name)):
+            value = change["values"][name]
+            if found.setdefault(before.parts[change["path"]].values[name], value) != value:
+                return {}
     return found
 
 
-def state_numbers(kind: type[Any], config: Any, model: nn.Module, pairs: Mapping[float, float]) -> tuple[str, ...]:
+def _is_number(before: Structure, change: Mapping[str, Any], name: str) -> bool:
+    """Whether this is the value of an attribute, and was and is a number."""
+    had = before.parts.get(change["path"])
+    held = (None if had is None else had.values.get(name), change.get("values", {}).get(name))
+    return all(type(value) is float for value in held)
+
+
+def state_numbers(kind: type[Any], config: Any, model: nn.Module, pairs: Mapping[float, float]) -> bool:
     """Change the fields of `config` from which a model of `kind` has the numbers that became others in `model`; another
     field may hold the same number and mean something else by it.
 
     Returns:
-        Their names, dotted.
+        Whether there are any.
     """
-    wanted, fields = _numbers(model), []
-    off = _off(kind, config, wanted)
-    for holder, name, dotted in [*_holding(config, pairs)]:
+    wanted, found = _numbers(model), False
+    off = _off(kind, config, wanted) if pairs else set()
+    for holder, name in [*_holding(config, pairs)]:
         had = getattr(holder, name)
         setattr(holder, name, pairs[had])
         left = _off(kind, config, wanted)
-        if left < off:
-            off = left
-            fields.append(dotted)
+        if left < off:  # some that were off, and no other
+            off, found = left, True
         else:
             setattr(holder, name, had)
-    return tuple(fields)
+    return found
 
 
 def set_numbers(config: Any, pairs: Mapping[float, float]) -> None:
     """Change every field of a configuration and of those inside it that holds one of the numbers."""
-    for holder, name, _ in [*_holding(config, pairs)]:
+    for holder, name in [*_holding(config, pairs)]:
         setattr(holder, name, pairs[getattr(holder, name)])
 
 
-def _holding(config: Any, pairs: Mapping[float, float], at: str = "") -> Iterator[tuple[Any, str, str]]:
-    """Each field that holds one of the numbers: the configuration that has it, its name there, and dotted."""
+def _holding(config: Any, pairs: Mapping[float, float]) -> Iterator[tuple[Any, str]]:
+    """Each field that holds one of the numbers: the configuration that has it, and its name there."""
     for name, value in vars(config).items():
         if type(value) is float and value in pairs:
-            yield config, name, at + name
+            yield config, name
         elif hasattr(value, "to_diff_dict"):
-            yield from _holding(value, pairs, f"{at}{name}.")
+            yield from _holding(value, pairs)
 
 
 def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
@@ -98,11 +117,11 @@ def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
     return {(path, name): value for path, held in modules for name, value in vars(held).items() if type(value) is float}
 
 
-def _off(kind: type[Any], config: Any, wanted: Mapping[tuple[str, str], float]) -> int:
-    """How many numbers are others in a model that is built from `config`."""
+def _off(kind: type[Any], config: Any, wanted: Mapping[tuple[str, str], float]) -> set[tuple[str, str]]:
+    """The places of numbers that are others in a model that is built from `config`."""
     with quiet(), torch.device("meta"):
         held = _numbers(kind(copy.deepcopy(config)))
-    return sum(held.get(place, value) != value for place, value in wanted.items())
+    return {place for place, value in wanted.items() if held.get(place, value) != value}
 
 
 def built_by(model: Any) -> type[Any]:
@@ -110,10 +129,10 @@ def built_by(model: Any) -> type[Any]:
     return type(model) if own_code(vars(model.config)) else base_of(model)
 
 
-def _built(model: Any, config: Any) -> nn.Module:
-    """A model of `config` that shares the weights of `model`."""
+def _built(kind: type[Any], model: Any, config: Any) -> nn.Module:
+    """A model of `kind` and `config` that shares the weights of `model`."""
     with quiet():
-        made: nn.Module = built_by(model).from_pretrained(
+        made: nn.Module = kind.from_pretrained(
             None, config=config, state_dict=model.state_dict(), dtype=main_dtype(model), local_files_only=True
         )
     return made.eval()

@@ -18,10 +18,9 @@ from normprobe.report.report import Report
 from normprobe.rewrites import Plan, Proof, Rewrite
 from normprobe.rewrites.base import Sites
 from normprobe.structure.field import FIELD
-from normprobe.structure.modelling import MODULE, base_of, state_record, write_modelling
-from normprobe.structure.restore import part_of
+from normprobe.structure.modelling import MODULE, base_of, record_of, state_record, write_modelling
 from normprobe.targets.quiet import quiet
-from normprobe.version import __version__, versions
+from normprobe.version import versions
 
 REPORTS = ("audit-before.json", "audit-after.json")
 PLANS = "normprobe-plan.txt"
@@ -45,15 +44,13 @@ def add_code(part: Path, subject: Subject, changes: Sequence[Mapping[str, Any]])
         Whether there are any.
     """
     model: Any = subject.model
-    earlier = getattr(model.config, FIELD, None) or {}
-    every = [*earlier.get("changes", ()), *changes]
-    if every:
-        base, fresh = base_of(model), changed_fields(subject.config, model.config.to_dict())
-        record = {"version": __version__, "base": base.__name__, "part": part_of(model), "changes": every}
-        record["fields"] = [*map(list, dict.fromkeys((*map(tuple, earlier.get("fields", ())), *fresh)))]
-        state_record(model.config, base, record)
-        write_modelling(part, base, every)
-    return bool(every)
+    if not changes and getattr(model.config, FIELD, None) is None:
+        return False
+    base = base_of(model)
+    record = record_of(model, changes, changed_fields(subject.config, model.config.to_dict()))
+    state_record(model.config, base, record)
+    write_modelling(part, base, record["changes"])
+    return True
 
 
 def add_config(part: Path, subject: Subject, *, fresh: bool = False) -> None:

@@ -111,7 +111,7 @@ def _base(model: nn.Module, config: Any, path: Path) -> type[Any]:
         CheckpointError: the model has changes, is of another class of transformers, or does not hold what the original
             held.
     """
-    base = recorded_base(config)
+    base: type[Any] = recorded_base(config)
     kind = transformers_class(model)
     if getattr(getattr(model, "config", None), FIELD, None) is not None:
         what = f"{type(model).__name__} has the changes of a patched checkpoint already"

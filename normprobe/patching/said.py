@@ -8,7 +8,7 @@ from typing import Any
 from normprobe.errors import CheckpointError
 from normprobe.patching.alike.model import Alike, alike, switched
 from normprobe.patching.built import Subject
-from normprobe.patching.expressed import expressed, numbers_of
+from normprobe.patching.expressed import expressed, numbers_of, stated_beside
 from normprobe.patching.manifest import Became
 from normprobe.patching.options import PatchOptions, Tell
 from normprobe.patching.writing import Writing
@@ -45,20 +45,20 @@ def say(subject: Subject, before: Structure, writing: Writing, options: PatchOpt
         CheckpointError: it is no model of the architecture that was asked for, or needs code that has no place.
     """
     changes = before.changes(subject.model)
-    values = [change for change in changes if change.keys() == {"path", "values"}]
-    numbers = numbers_of(before, values) or {}
+    numbers = numbers_of(before, changes)
     found: Alike | None
     became = None
     if options.as_type is not None:
         tell(f"as {options.as_type}", 0, 0)
         found = alike(subject.model, options.as_type, subject.inputs, numbers)
         became = Became(model_type=options.as_type, proof=found.proof, dropped=found.dropped)
-    elif not changes or expressed(subject.model, before, changes, subject.inputs) is not None:
+    elif not changes or expressed(subject.model, before, changes, subject.inputs):
         return Said(subject, [])
     else:
         _refuse_own_code(subject.model)
         found = switched(subject.model, subject.inputs, numbers)
     if found is None:
+        stated_beside(subject.model, before, changes, subject.inputs)
         return Said(subject, changes)
     writing.become(found.model, found.origins)
     return Said(replace(subject, model=found.model), [], became)

@@ -11,7 +11,7 @@ from normprobe.structure.field import FIELD
 from normprobe.structure.modelling import patched, state_record
 
 
-def become_patched(model: Any, base: type[Any], config: Any) -> None:
+def become_patched(model: Any, base: Any, config: Any) -> None:
     """Give a model the patched class, and a configuration of its own that lists the changes; its modules stay as they
     are.
 
@@ -29,7 +29,8 @@ def become_patched(model: Any, base: type[Any], config: Any) -> None:
     for module in model.modules():
         held = {name: copies[id(value)] for name, value in vars(module).items() if id(value) in copies}
         vars(module).update({name: value for name, value in held.items() if isinstance(value, _configurations())})
-    model.__class__ = patched(base) if type(model) is base else patched(base, type(model))
+    kind: Any = type(model)
+    model.__class__ = patched(base) if kind is base else patched(base, kind)
 
 
 def _copy_field(field: Sequence[str], source: Any, target: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from normprobe.structure.automatic import automatic
 from normprobe.structure.bundle import bundle
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS, OWN, TORCH
-from normprobe.structure.restore import Restored
+from normprobe.structure.restore import Restored, part_of
 from normprobe.version import __version__
 
 MODULE = "modeling_normprobe"
@@ -41,11 +41,21 @@ def patched(base: type[Any], over: type[Any] | None = None) -> type[Any]:
         write_modelling(Path(working_dir), base, self.config.normprobe["changes"])  # before `save_pretrained` returns
         return super(made, self)._upload_modified_files(working_dir, *args, **kwargs)
 
-    body = {"normprobe_kinds": KINDS, "__module__": __name__}
-    body |= {method.__name__: method for method in (save_pretrained, _upload_modified_files)}
+    methods = {"save_pretrained": save_pretrained, "_upload_modified_files": _upload_modified_files}
     changed = over or base
+    body = {"normprobe_kinds": KINDS, "__module__": __name__, **methods}
     made: type[Any] = type(PREFIX + changed.__name__, (Restored, changed), body)
     return made
+
+
+def record_of(model: Any, changes: Sequence[Mapping[str, Any]], fields: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    """What a configuration lists of a model: its changes behind those of an earlier patch, and so the fields of it that
+    they changed."""
+    earlier = getattr(model.config, FIELD, None) or {"changes": (), "fields": ()}
+    every = [*earlier["changes"], *changes]
+    named = dict.fromkeys((*map(tuple, earlier.get("fields", ())), *fields))
+    rest = {"part": part_of(model), "changes": every, "fields": [*map(list, named)]}
+    return {"version": __version__, "base": base_of(model).__name__, **rest}
 
 
 def state_record(config: Any, base: type[Any], record: Mapping[str, Any]) -> None:
@@ -55,7 +65,7 @@ def state_record(config: Any, base: type[Any], record: Mapping[str, Any]) -> Non
     config.architectures = [PREFIX + base.__name__]
 
 
-def recorded_base(config: Any) -> type[Any]:
+def recorded_base(config: Any) -> Any:
     """The class of transformers that was patched, by a configuration that lists changes.
 
     Raises:
@@ -64,7 +74,7 @@ def recorded_base(config: Any) -> type[Any]:
     import transformers
 
     name = str(getattr(config, FIELD)["base"])
-    base: type[Any] | None = getattr(transformers, name, None)
+    base = getattr(transformers, name, None)
     if base is None:
         what = f"transformers {transformers.__version__} has no class {name}, which the checkpoint is built on"
         raise TargetError(what, hint="pip install --upgrade transformers")

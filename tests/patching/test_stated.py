@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
+import normprobe
 from normprobe.patching.expressed import same_outputs
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
-from normprobe.rewrites import SetEps
-from tests.patching.checkpoints import HEADS, SIZES, config, made, mixtral, saved
+from normprobe.rewrites import AddOutputNorms, AddQKNorm, Rewrite, ScaleResidual, SetEps
+from tests.patching.checkpoints import HEADS, SIZES, config, llama, logits, made, mixtral, saved
+from tests.patching.training import ways
 
 LENGTHS = {"max_position_embeddings": 64, "sliding_window": 16, "head_dim": 8}
 IMAGES = {"image_size": 28, "patch_size": 14, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -41,6 +43,45 @@ def test_the_eps_of_a_part_that_was_not_changed_stays(tmp_path: Path) -> None:
     before, after = told(made(Gemma3ForConditionalGeneration, sizes), tmp_path, 1e-4)
     assert after["text_config"] == {**before["text_config"], "rms_norm_eps": 1e-4}
     assert after["vision_config"] == before["vision_config"]
+
+
+CODE = [
+    [SetEps(1e-3), AddQKNorm(kind="layernorm")],
+    [SetEps(1e-3), AddOutputNorms()],
+    [AddQKNorm(), SetEps(1e-3)],
+    [SetEps(1e-3), ScaleResidual()],
+]
+
+
+@pytest.mark.parametrize("rewrites", CODE, ids=str)
+def test_an_eps_beside_what_needs_code_is_stated_too(rewrites: list[Rewrite], tmp_path: Path) -> None:
+    source = saved(llama(rms_norm_eps=1e-6), tmp_path / "source")
+    found = patch(str(source), tmp_path / "out", rewrites, PatchOptions(level="structure"))
+    assert found.manifest.loads == "code"
+    assert config(found.out)["rms_norm_eps"] == 1e-3
+    assert found.after is not None
+    assert "NP104" not in {finding.code for finding in found.after.findings}
+    wanted, *others = (logits(way(found.out)) for way in ways().values())
+    assert all(torch.equal(wanted, each) for each in others)
+
+
+def test_an_eps_of_a_patched_checkpoint_is_stated_too(tmp_path: Path) -> None:
+    source = saved(llama(rms_norm_eps=1e-6), tmp_path / "source")
+    options = PatchOptions(level=None)
+    first = patch(str(source), tmp_path / "first", [ScaleResidual()], options).out
+    second = patch(str(first), tmp_path / "second", [SetEps(1e-3)], options).out
+    assert (config(first)["rms_norm_eps"], config(second)["rms_norm_eps"]) == (1e-6, 1e-3)
+    assert config(second)["normprobe"]["fields"] == [["rms_norm_eps"]]
+
+
+@pytest.mark.parametrize("beside", [(), (AddQKNorm(kind="layernorm"),)])
+def test_an_eps_of_some_norms_is_no_field(beside: tuple[Rewrite, ...], tmp_path: Path) -> None:
+    """A field would give it to all."""
+    source = saved(llama(rms_norm_eps=1e-6), tmp_path / "source")
+    rewrites = [SetEps(1e-3, only=("model.layers.*",)), *beside]
+    found = patch(str(source), tmp_path / "out", rewrites, PatchOptions(level=None))
+    assert config(found.out)["rms_norm_eps"] == 1e-6
+    assert normprobe.load(found.out).model.layers[0].input_layernorm.variance_epsilon == 1e-3
 
 
 @pytest.mark.parametrize(
