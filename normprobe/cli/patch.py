@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,13 @@ from normprobe.cli.outcome import CLEAN, FINDINGS, outcome
 from normprobe.cli.output import put, quiet_stdout, show
 from normprobe.cli.progress import byte_progress
 from normprobe.cli.signature import takes
-from normprobe.errors import NormprobeError, RewriteError, SettingError
+from normprobe.errors import SettingError
 from normprobe.report.lines import Lines
 from normprobe.report.verdict import verdict
 
 if TYPE_CHECKING:
     from normprobe.patching.options import PatchOptions
+    from normprobe.patching.planned import Planned
     from normprobe.patching.run import Patched
     from normprobe.report.report import Report
     from normprobe.rewrites import Rewrite
@@ -79,28 +80,34 @@ def _verified(asked: dict[str, Any]) -> int:
 
 
 def _planned(asked: dict[str, Any]) -> int:
-    _refuse(asked, "--plan writes nothing", ("out", "overwrite", "max_shard_size", "mend", "as_type"))
-    plans: list[tuple[list[str], list[dict[str, Any]]]] = []
-    refused: NormprobeError | None = None
+    _refuse(asked, "--plan writes nothing", ("out", "overwrite", "max_shard_size"))
     with byte_progress(quiet=asked["quiet"]) as advance, quiet_stdout():
         advance("load", 0, 0)
         with at_once():
-            from normprobe.patching.run import planned
-        from normprobe.rewrites.rows import values_of
-
-        try:
-            for plan in planned(asked["checkpoint"], _rewrites(asked), _options(asked)):
-                plans.append((plan.rows(brief=True), [values_of(*step) for step in plan.steps]))
-        except RewriteError as error:
-            refused = error
+            from normprobe.patching.planned import planned
+        found = planned(asked["checkpoint"], _rewrites(asked), _options(asked), advance)
     if asked["format"] is opt.TableChoice.JSON:
-        steps = [step for _, each in plans for step in each]
-        put(json.dumps({"steps": steps, "problem": refused and str(refused)}, indent=2, ensure_ascii=False) + "\n")
-    elif plans:
-        show(Lines(Text(row) for rows, _ in plans for row in rows))
-    if refused is not None:
-        raise refused
+        put(json.dumps(_foretold(found), indent=2, ensure_ascii=False) + "\n")
+    else:
+        rows = (row for plan in found.plans for row in plan.rows(brief=True, planned=True))
+        became = () if found.became is None else (str(found.became),)
+        show(Lines((*_noted(found.notes), *map(Text, (*rows, *became)))))
+    if found.problem is not None:
+        raise found.problem
     return CLEAN
+
+
+def _foretold(found: Planned) -> dict[str, Any]:
+    """What a patch would do as plain values."""
+    from normprobe.rewrites.rows import values_of
+
+    return {
+        "steps": [values_of(*step) for plan in found.plans for step in plan.steps],
+        "became": None if found.became is None else json.loads(found.became.model_dump_json()),
+        "inputs": found.inputs,
+        "notes": found.notes,
+        "problem": None if found.problem is None else str(found.problem),
+    }
 
 
 def _patched(asked: dict[str, Any]) -> int:
@@ -172,8 +179,7 @@ def _refuse(asked: dict[str, Any], why: str, names: tuple[str, ...]) -> None:
 
 
 def _parts(found: Patched) -> Iterator[Text]:
-    for note in found.notes:
-        yield Text(note, style="dim")
+    yield from _noted(found.notes)
     if found.before is not None:
         yield from _audited("before", found.before)
     yield from (Text(row) for each in found.plans for row in each.rows(brief=True))
@@ -189,6 +195,10 @@ def _parts(found: Patched) -> Iterator[Text]:
         )
     yield Text(f"wrote {found.out}: {found.size}", style="bold")
     yield Text(f"  load it with {found.loading}")
+
+
+def _noted(notes: Sequence[str]) -> Iterator[Text]:
+    return (Text(note, style="dim") for note in notes)
 
 
 def _audited(when: str, report: Report) -> Iterator[Text]:

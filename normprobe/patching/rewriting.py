@@ -109,13 +109,22 @@ def rewritten(
     if options.mend is not None:
         tell("mend", 0, 0)
         plans += _mended(subject, options.mend, writing)
-    if not plans and options.as_type is None:
-        hint = "normprobe audit says what is found"
-        raise RewriteError("nothing could be mended, so that nothing is written", hint=hint)
+    refuse_nothing(plans, options)
     if baseline is None:
         return Rewritten(tuple(plans), plans[0].proof, plans[0].gave) if plans else Rewritten(())
     after = baseline.rewritten().alone(subject.model, subject.inputs)
     return Rewritten(tuple(plans), baseline.compare(subject.model, subject.inputs, after), after.outputs)
+
+
+def refuse_nothing(plans: Sequence[Plan], options: PatchOptions) -> None:
+    """Refuse to write what is the checkpoint itself.
+
+    Raises:
+        RewriteError: nothing was changed, and no other architecture was asked for.
+    """
+    if not plans and options.as_type is None:
+        hint = "normprobe audit says what is found"
+        raise RewriteError("nothing could be mended, so that nothing is written", hint=hint)
 
 
 def _baseline(subject: Subject, rewrites: Sequence[Rewrite], known: Foreseen, options: PatchOptions) -> Baseline:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -20,20 +18,20 @@ from normprobe.errors import CheckpointError
 from normprobe.patching import folder
 from normprobe.patching.alike.configuration import config_class
 from normprobe.patching.alike.tokens import check_tokens
-from normprobe.patching.built import Subject, with_inputs
+from normprobe.patching.built import Subject
 from normprobe.patching.configured import NAME as CONFIG
 from normprobe.patching.expressed import same_model
 from normprobe.patching.load import load
 from normprobe.patching.manifest import Manifest
-from normprobe.patching.options import PatchOptions, Tell, room
+from normprobe.patching.options import PatchOptions, Tell
 from normprobe.patching.rewriting import Foreseen, foreseen, rewritten
 from normprobe.patching.said import Said, say
 from normprobe.patching.scratch import Scratch
-from normprobe.patching.source import located, opened_subject
+from normprobe.patching.source import located, read_subject
 from normprobe.patching.writing import Writing
 from normprobe.probing import probe
 from normprobe.report.report import Report
-from normprobe.rewrites import Plan, Rewrite, Site, make_plan
+from normprobe.rewrites import Plan, Rewrite
 from normprobe.structure.restore import main_dtype
 from normprobe.structure.snapshot import Structure
 from normprobe.targets.config import own_code
@@ -111,46 +109,10 @@ def patch(
     check_place(out, located(checkpoint, options.reading())[0], overwrite=options.overwrite)
     with (
         staged(out, overwrite=options.overwrite) as part,
-        _read(checkpoint, rewrites, options, Scratch(part)) as (subject, source),
+        read_subject(checkpoint, rewrites, options, Scratch(part)) as (subject, source),
     ):
         found = _Run(part, subject, source, options, told).patched(out, rewrites)
     return replace(found, notes=(*notes, *found.notes))
-
-
-def planned(checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions | None = None) -> Iterator[Plan]:
-    """What `patch` would change, one plan after the other before the next is made on it; nothing is written.
-
-    Raises:
-        As `patch`, but for what concerns the new folder.
-    """
-    options = options or PatchOptions()
-    check_text_file(options.target)
-    with (
-        TemporaryDirectory(prefix="normprobe-") as place,
-        _read(checkpoint, rewrites, options, Scratch(Path(place), alone=True)) as (subject, _),
-    ):
-        for number, rewrite in enumerate(rewrites, 1):
-            plan = make_plan(subject.model, [rewrite], subject.inputs)
-            yield plan
-            plan.check()
-            if number < len(rewrites):
-                plan.apply(done=partial(_put_away, subject.model, Scratch(Path(place))), room=room())
-
-
-def _put_away(model: nn.Module, scratch: Scratch, site: Site) -> None:
-    """What was changed at a site goes to the disk, so that no more than one place of the model is held in memory."""
-    held = dict(model.named_parameters(remove_duplicate=False))
-    for parameter in (held[name] for name in site.touched if name in held):
-        parameter.data = scratch.placed(parameter.data)
-
-
-@contextmanager
-def _read(
-    checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions, scratch: Scratch
-) -> Iterator[tuple[Subject, Opened]]:
-    """The model with inputs; what is converted as it is loaded goes to `scratch`."""
-    with opened_subject(checkpoint, options.reading(), scratch) as (subject, source):
-        yield with_inputs(subject, options.inputs_for(rewrites, source.nbytes)), source
 
 
 @dataclass(frozen=True)

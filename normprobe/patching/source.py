@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,26 @@ from normprobe.checkpoints.dtypes import name_of
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.checkpoints.weights import SAFE
 from normprobe.errors import CheckpointError
-from normprobe.patching.built import Subject, build, refuse_adapter, refuse_incomplete
+from normprobe.patching.built import Subject, build, refuse_adapter, refuse_incomplete, with_inputs
+from normprobe.patching.options import PatchOptions
 from normprobe.patching.scratch import Scratch
+from normprobe.rewrites import Rewrite
 from normprobe.targets.gguf import load_gguf
 from normprobe.targets.hub import HUB_ID, whole_repository
 from normprobe.targets.options import TargetOptions
+
+
+@contextmanager
+def read_subject(
+    checkpoint: str, rewrites: Sequence[Rewrite], options: PatchOptions, scratch: Scratch
+) -> Iterator[tuple[Subject, Opened]]:
+    """As `opened_subject`, with inputs for one forward that serve these rewrites.
+
+    Raises:
+        InputError: none can be made; and all that `opened_subject` raises.
+    """
+    with opened_subject(checkpoint, options.reading(), scratch) as (subject, source):
+        yield with_inputs(subject, options.inputs_for(rewrites, source.nbytes)), source
 
 
 @contextmanager

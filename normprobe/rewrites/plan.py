@@ -244,13 +244,15 @@ class Plan:
             rows.append(f"undo holds {counted(sum(site.undo_bytes for site in self._sites()), 'byte')}")
         return "\n".join(rows)
 
-    def rows(self, brief: bool = False) -> list[str]:
+    def rows(self, brief: bool = False, planned: bool = False) -> list[str]:
         """What it changes and what that did, line by line; what is said of the line above it is indented further.
 
         Args:
             brief: whether places that differ by their numbers alone are one line.
+            planned: whether nothing is said of what was done since.
         """
-        rows = [f"{self.state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
+        state = "planned" if planned else self.state
+        rows = [f"{state}: {self._names()} ({self.effect.value}: {self.effect.meaning})"]
         for rewrite, found in self.steps:
             rows += rows_of(rewrite, found, brief)
         sites = self._sites()
@@ -261,8 +263,8 @@ class Plan:
         if self._fused:
             rows.append(f"torch's fused path of {', '.join(self._fused)} is off: it would pass the changed modules by")
         rows += [] if self._unrun is None else [self._unrun]
-        rows += shortened([f"now: {line}" for line in self._told if self.state == "applied"], brief)
-        return rows if self.proof is None else [*rows, f"proof: {self.proof}"]
+        rows += shortened([f"now: {line}" for line in self._told if state == "applied"], brief)
+        return rows if self.proof is None or planned else [*rows, f"proof: {self.proof}"]
 
 
 def _change(rewrite: Rewrite, model: nn.Module, site: Site, undo: ExitStack, where: str) -> None:

@@ -169,7 +169,10 @@ def test_findings_are_mended(run: Run, tmp_path: Path) -> None:
         (["SOURCE"], "no folder to write to"),
         (["SOURCE", "OUT"], "no rewrite is named"),
         (["SOURCE", "OUT", "--plan", "--eps", "1e-5"], "OUT has no effect: --plan writes nothing"),
-        (["SOURCE", "--plan", "--eps", "1e-5", "--as", "qwen3"], "--as has no effect: --plan writes nothing"),
+        (
+            ["SOURCE", "--plan", "--eps", "1e-5", "--max-shard-size", "2GB"],
+            "--max-shard-size has no effect: --plan",
+        ),
         (["SOURCE", "OUT", "--as", "qwn3"], "--as names no architecture"),
         (["SOURCE", "OUT", "--as", "gemma"], "llama is no gemma"),
         (["SOURCE", "OUT", "--qk-norm", "unit", "--as", "llama"], "the rewritten llama is no llama"),

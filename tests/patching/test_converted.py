@@ -21,7 +21,8 @@ from transformers import GteConfig, GteForMaskedLM, MixtralForCausalLM
 from normprobe.errors import CheckpointError
 from normprobe.patching import run
 from normprobe.patching.options import PatchOptions
-from normprobe.patching.run import Patched, patch, planned
+from normprobe.patching.planned import planned
+from normprobe.patching.run import Patched, patch
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import opened_subject
 from normprobe.patching.writing import Writing
@@ -86,8 +87,8 @@ def test_what_a_plan_changes_for_the_next_is_not_held_in_memory(
         found.append(anonymous(model))
         return make_plan(model, *args)
 
-    monkeypatch.setattr("normprobe.patching.run.make_plan", made)
-    assert len([*planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST)]) == 2
+    monkeypatch.setattr("normprobe.patching.planned.make_plan", made)
+    assert len(planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST).plans) == 2
     assert found == [set(), set()]
 
 
@@ -198,7 +199,7 @@ def test_a_disk_that_has_no_place_for_them_is_told_before_the_work(
 def test_a_plan_needs_no_room_for_new_files(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 100_000})
     monkeypatch.setattr("normprobe.checkpoints.disk.shutil.disk_usage", lambda folder: usage)
-    (plan,) = planned(str(source("mixtral-bf16")), [EXPERTS], FAST)
+    (plan,) = planned(str(source("mixtral-bf16")), [EXPERTS], FAST).plans
     assert plan.steps[0][1].sites
 
 
@@ -207,7 +208,7 @@ def test_a_plan_leaves_nothing_among_temporary_files(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    assert len([*planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST)]) == 2
+    assert len(planned(str(source("mixtral-bf16")), [EXPERTS, SetEps(eps=1e-4)], FAST).plans) == 2
     assert list((tmp_path / "temporary").iterdir()) == []
 
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import normprobe
 from normprobe.errors import CheckpointError, NormprobeError
 from normprobe.patching.options import PatchOptions
-from normprobe.patching.run import Patched, patch, planned
+from normprobe.patching.planned import planned
+from normprobe.patching.run import Patched, patch
 from normprobe.rewrites import (
     AddOutputNorms,
     AddQKNorm,
@@ -191,11 +192,10 @@ def test_a_tied_table_stays_tied(source: Source, tmp_path: Path) -> None:
 def test_the_plan_is_shown_and_nothing_is_written(source: Source) -> None:
     folder = source("llama")
     before = contents(folder.parent)
-    plans = planned(str(folder), [FoldGains(), AddQKNorm()])
-    assert [(plan.state, len(found.sites)) for plan in plans for _, found in plan.steps] == [
-        ("planned", 5),
-        ("planned", 4),
-    ]
+    found = planned(str(folder), [FoldGains(), AddQKNorm()])
+    assert [len(sites.sites) for plan in found.plans for _, sites in plan.steps] == [5, 4]
+    assert [plan.state for plan in found.plans] == ["applied", "planned"]
+    assert [plan.rows(planned=True)[0].partition(":")[0] for plan in found.plans] == ["planned", "planned"]
     assert contents(folder.parent) == before
 
 
