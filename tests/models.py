@@ -12,9 +12,27 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 WIDTH, HEADS, HIDDEN, LAYERS, VOCABULARY, TOKENS = 32, 4, 48, 2, 64, 8
 Built = tuple[nn.Module, Any]
+
+
+def made_in_inference_mode(built: Built) -> Built:
+    """The same model and inputs with tensors that were made there; tied ones stay one."""
+    model, inputs = built
+    twins: dict[int, Tensor] = {}
+    with torch.inference_mode():
+        for name, held in [*model.named_parameters(), *model.named_buffers()]:
+            twins[id(held)] = held.detach().clone()
+            if isinstance(held, nn.Parameter):
+                twins[id(held)] = nn.Parameter(twins[id(held)], held.requires_grad)
+            assert twins[id(held)].is_inference(), name
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                table.update({name: twins[id(held)] for name, held in table.items() if held is not None})
+        return model, pytree.tree_map_only(Tensor, torch.clone, inputs)
+
 
 # ---- transformers
 

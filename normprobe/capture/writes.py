@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -93,6 +94,14 @@ class _Writes(DispatchMode):
         if written_arguments(func):
             self.keeper.before_write(written(func, args, kwargs))
         return func(*args, **kwargs)
+
+
+@contextmanager
+def writable(*tensors: Tensor) -> Iterator[None]:
+    """While open these may be written, without gradients: outside inference mode, but for what was made there, which
+    torch lets nobody write elsewhere."""
+    with torch.inference_mode(any(tensor.is_inference() for tensor in tensors)), torch.no_grad():
+        yield
 
 
 def put_contents_back(tensor: Tensor, copy: Tensor) -> None:

@@ -39,7 +39,8 @@ def stand_ins(model: nn.Module, values: Mapping[Tensor, Tensor] | None = None) -
 
     Args:
         model: whose parameters are replaced.
-        values: by parameter, what its stand-in holds; others share the parameter's memory.
+        values: by parameter, what its stand-in holds; others share the parameter's memory. Of what was made in
+            inference mode, which no gradient passes, parameters and buffers, there are copies.
 
     Yields:
         The leaves by every name that `named_parameters` gives. Integer parameters and parameters of a class
@@ -52,6 +53,11 @@ def stand_ins(model: nn.Module, values: Mapping[Tensor, Tensor] | None = None) -
             if type(parameter) is nn.Parameter and parameter.is_floating_point():
                 fresh = leaves.get(id(parameter))
                 if fresh is None:
-                    fresh = leaves[id(parameter)] = nn.Parameter(given.get(parameter, parameter).detach())
+                    fresh = leaves[id(parameter)] = nn.Parameter(_plain(given.get(parameter, parameter).detach()))
                 setattr(module, name, fresh)
+        module._buffers.update({name: _plain(held) for name, held in module._buffers.items() if held is not None})
     yield {n: p for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normprobe.capture.writes import writable
 from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
@@ -27,6 +28,7 @@ from normprobe.targets.options import TargetOptions
 from normprobe.targets.quiet import quiet
 
 
+@torch.inference_mode(False)
 def load(folder: str | os.PathLike[str], **options: Any) -> Any:
     """The model in a folder that `normprobe patch` wrote, in eval mode; none of the folder's code is run.
 
@@ -84,8 +86,8 @@ def _fill(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     mapped from a file may lie elsewhere. What another shares stays where it is."""
     own = model.state_dict(keep_vars=True)
     held = Counter(tensor.data_ptr() for tensor in {id(tensor): tensor for tensor in own.values()}.values())
-    with torch.no_grad():
-        for name, tensor in own.items():
+    for name, tensor in own.items():
+        with writable(tensor):
             if tensor.data_ptr() % ALIGNED and held[tensor.data_ptr()] == 1:
                 tensor.data = torch.empty_like(tensor)
             tensor.copy_(state[name])

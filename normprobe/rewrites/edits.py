@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normprobe.capture.writes import writable
 from normprobe.errors import RewriteError
 from normprobe.rewrites.recycled import Recycled
 from normprobe.rewrites.threads import side_by_side
@@ -132,9 +133,9 @@ def _check_finite(cast: Tensor, values: Tensor) -> None:
         )
 
 
-@torch.no_grad()
 def _write(parameter: Tensor, values: Tensor) -> None:
-    parameter.copy_(values)
+    with writable(parameter):
+        parameter.copy_(values)
 
 
 def bytes_of(model: nn.Module, names: tuple[str, ...]) -> int:

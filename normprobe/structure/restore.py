@@ -143,6 +143,7 @@ def main_dtype(model: nn.Module) -> torch.dtype:
     return max(sizes, key=sizes.__getitem__) if sizes else torch.get_default_dtype()
 
 
+@torch.inference_mode(False)  # what is made there could never be trained
 def restore(model: nn.Module, changes: Sequence[Mapping[str, Any]], kinds: Mapping[str, type[Any]]) -> None:
     """Change `model`, which is built as it was before the rewrite; its values are loaded afterwards.
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from normprobe.measures.gradients import measure_gradients
 from normprobe.records import Branch, BranchGradient, GradientMeasure, OpSite, Stream
 from normprobe.report.render import document
 from tests.measures.models import CASES, Adds, Case, ResNet, anatomy_of, gpt2, llama, shaken, t5
-from tests.models import Block, Decoder, decoder, layer_norm
+from tests.models import Block, Decoder, decoder, layer_norm, made_in_inference_mode
 
 
 def measured(model: nn.Module, inputs: Any, loss: Any = None) -> GradientMeasure:
@@ -324,6 +325,20 @@ def test_a_forward_that_refuses_gradients_is_a_skip_of_each_measure_that_needs_t
     reasons = {one.what: one.why for one in report.skipped}
     for measure in ("gradients", "gain", "jacobian", "smoothness"):
         assert reasons[measure] == f"autograd cannot differentiate the model: {said}"
+
+
+@pytest.mark.parametrize("around", [nullcontext, torch.inference_mode])
+def test_gradients_of_a_model_that_was_made_in_inference_mode(around: type[AbstractContextManager[Any]]) -> None:
+    model, inputs = decoder("pre")
+    wanted = probe(model, inputs, level="backward", measures=["gain", "jacobian", "smoothness"]).measurements
+    model, inputs = made_in_inference_mode((model, inputs))
+    before = list(model.parameters())
+    with around():
+        found = probe(model, inputs, level="backward", measures=["gain", "jacobian", "smoothness"]).measurements
+    assert wanted.gradients is not None
+    assert (found.gradients, found.gain) == (wanted.gradients, wanted.gain)
+    assert (found.jacobian, found.smoothness) == (wanted.jacobian, wanted.smoothness)
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
 
 
 def test_there_is_nothing_to_differentiate_on_meta() -> None:

@@ -21,7 +21,7 @@ from benchmarks.rewriting import SETTINGS
 from normprobe.capture.invoke import invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import CheckpointError, NormprobeError
-from normprobe.rewrites import Plan, Rewrite, Survey
+from normprobe.rewrites import AddQKNorm, Plan, Rewrite, ScaleResidual, Survey, make_plan
 from normprobe.rewrites.at_add import Link, Linked
 from normprobe.rewrites.norms.upcast import Upcast
 from normprobe.rewrites.plan import plan_on
@@ -96,6 +96,19 @@ def test_every_rewrite_is_written_down_and_restored(name: str, alone: ModuleType
         plan.undo()
         assert before.changes(model) == [], described(rewrite)
     assert count >= 3
+
+
+def test_what_is_restored_in_inference_mode_can_be_trained(alone: ModuleType) -> None:
+    model, inputs = BUILDS["gpt2"]()
+    before, plain = Structure.of(model.eval()), copy.deepcopy(model)
+    make_plan(model, [AddQKNorm(), ScaleResidual()], inputs).apply()
+    changes = before.changes(model)
+    for by, known in ((restore, KINDS), (alone.restore, {kind: getattr(alone, kind, KINDS[kind]) for kind in KINDS})):
+        twin = copy.deepcopy(plain)
+        with torch.inference_mode():
+            by(twin, changes, known)
+        assert twin.state_dict().keys() == model.state_dict().keys()
+        assert [name for name, held in twin.named_parameters() if held.is_inference()] == []
 
 
 def test_the_file_imports_nothing_of_this_package(tmp_path: Path) -> None:

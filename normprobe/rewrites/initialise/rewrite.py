@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import nn
 
+from normprobe.capture.writes import writable
 from normprobe.errors import RewriteError
 from normprobe.measures.recipes import Drawn
 from normprobe.records import Anatomy, WeightSite
@@ -130,8 +131,9 @@ class Initialise(ChosenRewrite):
             return
         kept = {row: parameter.detach()[row].clone() for row in detail.kept}
         set_values(parameter, fresh(detail.weight, detail.drawings, self.seed), undo)
-        for row, values in kept.items():
-            parameter.detach()[row].copy_(values)
+        with writable(parameter):
+            for row, values in kept.items():
+                parameter[row].copy_(values)
 
     def confirm(self, sites: tuple[Site, ...], anatomy: Anatomy) -> None:
         """Check that every drawn weight is still one of the model's weights, in the same roles."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normprobe.capture.guard import untouched
 from normprobe.capture.invoke import Inputs, invoke
+from normprobe.capture.writes import writable
 from normprobe.errors import RewriteError
 from normprobe.records import Anatomy, NormSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey, full_name, module_at
@@ -175,11 +176,12 @@ def _nearest(path: str, module: nn.Module, form: Form, x: Tensor) -> Nearest:
     return found
 
 
-@torch.no_grad()
 def _set(module: nn.Module, form: Form, found: Nearest) -> None:
-    module.get_parameter(_ALPHA).fill_(found.alpha)
-    gain, offset = acting(module, form)
     assert form.weight is not None
     assert form.bias is not None
-    module.get_parameter(form.weight).copy_(gain * found.scale - float(form.one_plus))
-    module.get_parameter(form.bias).copy_(offset + found.shift)
+    weight, bias = module.get_parameter(form.weight), module.get_parameter(form.bias)
+    with writable(weight, bias):
+        module.get_parameter(_ALPHA).fill_(found.alpha)
+        gain, offset = acting(module, form)
+        weight.copy_(gain * found.scale - float(form.one_plus))
+        bias.copy_(offset + found.shift)

@@ -73,9 +73,10 @@ def distil(
     Adam (Kingma & Ba 2015) with float32 copies of the gains; the loss is KL(before ‖ after) over the last axis.
 
     Raises:
-        RewriteError: the model returns numbers without axes alone, the loss is not finite, or no gradient reaches the
-            gains.
+        RewriteError: the model was made in inference mode, it returns numbers without axes alone, the loss is not
+            finite, or no gradient reaches the gains.
     """
+    _refuse_inference(model)
     with aside(projections), torch.no_grad():
         wanted = _outputs(model, inputs).float().log_softmax(-1)
     held = [gain.detach().float().clone() for gain in gains]
@@ -90,6 +91,18 @@ def distil(
             size = (v / (1 - _BETAS[1] ** (step + 1))).sqrt() + _TINY
             master.mul_(1 - rate * (along / size))  # relative steps: gains differ by orders of magnitude
             gain.data.copy_(master)
+
+
+def _refuse_inference(model: nn.Module) -> None:
+    """Raise a RewriteError where torch takes no gradients through a model."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            raise RewriteError(
+                "the gains cannot be distilled",
+                expected="a model that gradients can pass",
+                found=f"{name}, which was made in torch.inference_mode()",
+                hint='make or load the model outside of it, or start="calibrated"',
+            )
 
 
 def _gradients(model: nn.Module, gains: Sequence[nn.Parameter], inputs: Inputs, wanted: Tensor) -> list[Tensor]:

@@ -26,7 +26,7 @@ class NormedRows(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Length and direction of a weight."""
-        return _floating(weight).square().sum(self.axes, keepdim=True).sqrt().to(weight.dtype), weight
+        return _floating(weight).square().sum(self.axes, keepdim=True).sqrt().to(weight.dtype), _plain(weight)
 
 
 @final
@@ -50,7 +50,12 @@ class StandardisedRows(nn.Module):
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gain and source of a weight."""
         centred = _floating(weight) - _floating(weight).mean(self.axes, keepdim=True)
-        return (centred.square().sum(self.axes, keepdim=True) + self.eps).sqrt().to(weight.dtype), weight
+        return (centred.square().sum(self.axes, keepdim=True) + self.eps).sqrt().to(weight.dtype), _plain(weight)
+
+
+def _plain(weight: Tensor) -> Tensor:
+    """The weight itself, or a copy of one that was made in inference mode, which torch registers as no parameter."""
+    return weight.clone() if weight.is_inference() else weight
 
 
 def _floating(tensor: Tensor) -> Tensor:
