@@ -53,8 +53,8 @@ _REWRITES = (
 def patch(request: own.PatchRequest) -> None:
     """Rewrite a checkpoint into a new folder, whole or not at all; CHECKPOINT itself stays as it is.
 
-    Exit code 0: done; with --verify: as it was written. 1: with --verify: not as it was written. 2: it could not be
-    done, and nothing is left of OUT.
+    Exit code 0: done; with --verify: as it was written. 1: with --verify: not as it was written, the manifest included.
+    2: it could not be done, and nothing is left of OUT; with --verify: no manifest, or one of another version.
     """
     asked = {name: getattr(request, name) for name in request.__dataclass_fields__}
     with outcome(debug=request.debug):

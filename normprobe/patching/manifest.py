@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -118,6 +119,15 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         raise _unread(path, fields, error) from error
+
+
+def of_another_version(path: Path) -> bool:
+    """Whether a file says that it is a manifest of another form, as a later normprobe may write."""
+    try:
+        stated = read_json(path).get("schema_", SCHEMA)
+    except CheckpointError:
+        return False
+    return stated != SCHEMA and re.fullmatch(r"normprobe-patch/\d+", str(stated)) is not None
 
 
 def _unread(path: Path, fields: Mapping[str, Any], error: ValidationError) -> CheckpointError:

@@ -11,8 +11,8 @@ from normprobe.checkpoints.names import plural, shown
 from normprobe.checkpoints.shard import sums_in
 from normprobe.checkpoints.staging import named, recover
 from normprobe.checkpoints.weights import read_keys
-from normprobe.errors import NormprobeError
-from normprobe.patching.manifest import Manifest, hashes_of, header_hash, read_manifest
+from normprobe.errors import CheckpointError, NormprobeError
+from normprobe.patching.manifest import NAME, Manifest, hashes_of, header_hash, of_another_version, read_manifest
 
 Tell = Callable[[str, int, int], object]
 
@@ -36,16 +36,29 @@ def verify(folder: Path, tell: Tell | None = None) -> Verified:
     """Hold every tensor and file of `folder` against its manifest; the leftover of a stopped run is put right first.
 
     Raises:
-        CheckpointError: there is no manifest.
+        CheckpointError: there is no manifest, or one that another version of normprobe reads.
     """
     told = recover(named(folder))
-    manifest = read_manifest(folder)
+    manifest = _manifest(folder)
+    if isinstance(manifest, str):
+        return Verified(told, (manifest,), f"{folder}: 1 problem; nothing else can be told without its manifest")
     problems = (*_files(folder, manifest), *_weights(folder, manifest, tell or (lambda stage, done, total: None)))
     tensors = sum(map(len, manifest.tensors.values()))
     as_it_was = f"{folder}: {plural(tensors, 'tensor')} in {plural(len(manifest.tensors), 'file')}, as written"
     count = len(problems)
     summary = f"{folder}: {plural(count, 'problem')}" if problems else as_it_was
     return Verified(told, problems, summary)
+
+
+def _manifest(folder: Path) -> Manifest | str:
+    """That of a folder, or what has become of it."""
+    try:
+        return read_manifest(folder)
+    except CheckpointError as error:
+        path = folder / NAME
+        if not path.is_file() or of_another_version(path):
+            raise
+        return str(error)
 
 
 def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
