@@ -138,7 +138,8 @@ PlanOnly = Annotated[
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Check a folder that this command wrote.", rich_help_panel=_OUT)]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="OUT may take the place of a folder.", rich_help_panel=_OUT)
+    bool,
+    typer.Option("--overwrite", help="OUT may take the place of a folder, whatever it holds.", rich_help_panel=_OUT),
 ]
 MaxShardSize = Annotated[
     Optional[str],  # noqa: UP045

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normprobe.checkpoints.carried import carry
+from normprobe.checkpoints.names import plural
 from normprobe.checkpoints.opened import Opened
 from normprobe.checkpoints.weights import INDEXES
 from normprobe.patching.built import Subject
@@ -35,6 +37,15 @@ class Told:
     tensors: dict[str, dict[str, str]]
     left: tuple[str, ...]
     became: Became | None = None
+
+
+def replaced(out: Path) -> tuple[str, ...]:
+    """What is lost where a new folder takes the place of `out`, in a line; none where nothing is there."""
+    if not out.is_dir():
+        return ()
+    sizes = [os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(out) for name in names]
+    what = "a patched checkpoint" if (out / NAME).is_file() else f"a folder without {NAME}"
+    return (f"replaced {out}, {what}: {plural(len(sizes), 'file')}, {sum(sizes):,} bytes",)
 
 
 def add_code(part: Path, subject: Subject, changes: Sequence[Mapping[str, Any]]) -> bool:

@@ -107,6 +107,7 @@ def patch(
     notes = recover(out)
     check_place(out, Path(checkpoint).expanduser(), overwrite=options.overwrite)  # before anything is fetched
     check_place(out, located(checkpoint, options.reading())[0], overwrite=options.overwrite)
+    notes += folder.replaced(out)
     with (
         staged(out, overwrite=options.overwrite) as part,
         read_subject(checkpoint, rewrites, options, Scratch(part)) as (subject, source),

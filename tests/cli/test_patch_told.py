@@ -126,6 +126,22 @@ def test_quiet_is_without_progress_alone(run: Run, source: Path, tmp_path: Path)
     assert told[1] == told[0].replace(str(tmp_path / "a"), str(tmp_path / "b"))
 
 
+def test_what_is_replaced_is_named(run: Run, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "below").mkdir(parents=True)
+    (out / "below" / "thesis.txt").write_text("mine")
+    (out / "other").write_text("123")
+    asked = (source, out, "--eps", "1e-5", "--no-audit")
+    found = run(*asked, "--overwrite")
+    assert found.exit_code == 0, found.output
+    assert f"replaced {out}, a folder without normprobe.json: 2 files, 7 bytes\n" in found.stdout
+    held = [path for path in out.rglob("*") if path.is_file()]
+    again = json.loads(run(*asked, "--overwrite", "--format", "json").stdout)["notes"]
+    size = sum(path.stat().st_size for path in held)
+    assert f"replaced {out}, a patched checkpoint: {len(held)} files, {size:,} bytes" in again
+    assert "\nreplaced " not in run(source, tmp_path / "new", "--eps", "1e-5", "--no-audit", "--overwrite").stdout
+
+
 @pytest.mark.parametrize("written", ["true", "false"])
 def test_no_truth_value_is_a_number(run: Run, source: Path, tmp_path: Path, written: str) -> None:
     recipe = tmp_path / "patch.toml"
