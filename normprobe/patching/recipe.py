@@ -21,10 +21,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from normprobe.checks.toml_lines import dotted, line_of
-from normprobe.errors import NormprobeError, SettingError
+from normprobe.errors import NormprobeError, RewriteError, SettingError
 from normprobe.rewrites import ALL, Rewrite
 from normprobe.rewrites.settings import check_value
 
@@ -146,20 +144,21 @@ def _made(name: str, values: Mapping[str, Any]) -> Rewrite:
     for key in values:
         if key not in known:
             raise _Refused(key, f"{kind.name} has no setting {key}", *_meant(key, known))
+    for key, value in values.items():
+        _check_kind(kind, key, value)
     try:
-        for key, value in values.items():
-            if isinstance(value, bool):  # pydantic would take it for a number
-                check_value(kind, key, value)
-        adapter: TypeAdapter[Rewrite] = TypeAdapter(kind)
-        return adapter.validate_python(dict(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        setting = str(first["loc"][0]) if first["loc"] else None
-        what = f"{kind.name} cannot be made" + (f": its setting {setting}" if setting else "")
-        raise _Refused(setting, what, first["msg"], f"{first.get('input')!r:.80}") from error
+        return kind(**values)
     except NormprobeError as error:
         which = next((each for each in values if each in (error.expected or "")), None)
         raise _Refused(which, error.message, error.expected, error.found, error.hint) from error
+
+
+def _check_kind(kind: type[Rewrite], key: str, value: object) -> None:
+    """Refuse a text for a number, and the like."""
+    try:
+        check_value(kind, key, value)
+    except RewriteError as error:
+        raise _Refused(key, error.message, error.expected, error.found, error.hint) from error
 
 
 def _meant(word: str, known: Sequence[str]) -> tuple[str, str, str | None]:
