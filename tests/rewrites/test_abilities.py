@@ -21,7 +21,15 @@ pytest.importorskip("transformers")
 EVERY = CASES | PICTURES
 WEIGHTS = "FoldGains", "Initialise", "QKClip"  # whose forward is the one that it was
 AS_LLAMA = tuple(  # where the compiler meets what it met in Llama
-    f"{name}-gpt2" for name in ("ToPostNorm-deepnorm", "ScaleResidual-layerscale", "Fixup", "Reparametrise")
+    f"{name}-gpt2"
+    for name in (
+        "ToPostNorm-deepnorm",
+        "ScaleResidual-layerscale",
+        "Fixup",
+        "Reparametrise",
+        "AddQKNorm",
+        "AddFinalNorm",
+    )
 )
 UNPICKLED = "Reparametrise"  # torch refuses to pickle parametrised modules
 

@@ -130,7 +130,7 @@ def test_any_order_of_undo_restores_or_is_refused_with_the_model_as_it_was(name:
     assert list(model.state_dict()) == order
 
 
-@pytest.mark.parametrize(("name", "which"), FIRST, ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "which"), FIRST[::3], ids=lambda value: str(value))
 def test_a_plan_from_before_another_one_is_refused_before_anything_moves(name: str, which: int) -> None:
     build, rewrites = MODELS[name]
     model, inputs = build()

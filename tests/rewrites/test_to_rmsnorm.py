@@ -54,7 +54,7 @@ def applied(model: nn.Module, **settings: Any) -> Plan:
 @pytest.mark.parametrize(("tied", "how"), WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_exact(kind: str, tied: bool, how: str) -> None:
-    for dtype, most in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+    for dtype, most in ((torch.float64, 1e-9), (torch.float32, 1e-4))[: 2 if kind == "GPT2" else 1]:
         model = built(kind, tied, dtype)
         assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) is tied
         before, kept = logits(model), snapshot(model)
@@ -68,8 +68,9 @@ def test_it_is_exact(kind: str, tied: bool, how: str) -> None:
         assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize(("tied", "how"), WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "tied", "how"), [*(("GPT2", *way) for way in WAYS), *((k, *WAYS[0]) for k in KINDS)][1:]
+)
 def test_in_bfloat16_it_rounds_no_worse_than_the_model_itself(kind: str, tied: bool, how: str) -> None:
     proof = applied(built(kind, tied, torch.bfloat16), tied=how).proof
     assert proof is not None
