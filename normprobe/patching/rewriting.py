@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from normprobe.checkpoints.names import plural
 from normprobe.errors import NormprobeError, RewriteError
 from normprobe.mending import mend
 from normprobe.patching.built import Subject
@@ -144,10 +145,27 @@ def _applied(plan: Plan, writing: Writing, tell: Tell) -> Plan:
             writing.settle()
             tell("proof", 0, 0)
 
-    plan.apply(done=done, room=room())
+    try:
+        plan.apply(done=done, room=room())
+    except RewriteError as error:
+        unproven = plan.proof is not None and plan.proof.holds is False
+        narrow = writing.narrowed(site for _, found in plan.steps for site in found.sites) if unproven else ()
+        if not narrow:
+            raise
+        wide = str(writing.model.get_parameter(narrow[0]).dtype)[6:]
+        raise _stored_narrow(error, narrow, wide) from error
     if any(type(rewrite).fit is not Rewrite.fit for rewrite, _ in plan.steps):
         writing.noted(site for _, found in plan.steps for site in found.sites)
     return plan
+
+
+def _stored_narrow(error: RewriteError, names: Sequence[str], wide: str) -> RewriteError:
+    """That what could not be proven may be the rounding of files that hold fewer bits than the model."""
+    hint = (
+        f"the files hold {plural(len(names), 'changed weight')}, {names[0]} the first, in fewer bits than {wide}, which "
+        f'rounds what changes: from_pretrained(…, dtype="{wide}").save_pretrained(…) stores all in one dtype first'
+    )
+    return RewriteError(error.message, expected=error.expected, found=error.found, hint=hint)
 
 
 def _mended(subject: Subject, allow: str, writing: Writing) -> list[Plan]:

@@ -100,6 +100,12 @@ class Writing:
             self._output.put(stored, parameter.data, partial(_let_go, parameter, parameter.data))
             self._put.add(stored)
 
+    def narrowed(self, sites: Iterable[Site]) -> tuple[str, ...]:
+        """The parameters that change there and that files hold in fewer bits than the model."""
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        names = dict.fromkeys(name for site in sites for name in site.touched if name in self._in_file and name in held)
+        return tuple(name for name in names if self._in_file[name].itemsize < held[name].dtype.itemsize)
+
     def settle(self) -> None:
         """Wait until everything that was changed is written and mapped."""
         self._output.settle()

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import normprobe
 from normprobe.errors import RewriteError
@@ -80,8 +86,22 @@ def test_what_is_proven_is_what_files_hold(folder: Path, rewrites: list[Rewrite]
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_what_files_cannot_hold_exactly_is_not_called_exact(folder: Path) -> None:
-    with pytest.raises(RewriteError, match="could not prove FoldGains"):
+    told = (
+        r"could not prove FoldGains(.|\n)*try: the files hold 2 changed weights, .*\.0\.self_attn\.q_proj\.weight .*32"
+    )
+    with pytest.raises(RewriteError, match=told):
         patch(str(folder), folder.with_name("out"), [FoldGains()], FAST)
+    wide = folder.with_name("wide")
+    LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).save_pretrained(wide)
+    assert patch(str(wide), folder.with_name("out"), [FoldGains()], FAST).manifest.proof is not None
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_what_is_refused_for_something_else_has_no_such_hint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normprobe.rewrites.norms.fold.why_shared", lambda survey, norm: "for a test")
+    with pytest.raises(RewriteError, match="FoldGains would change nothing") as raised:
+        patch(str(folder), folder.with_name("out"), [FoldGains()], FAST)
+    assert "files hold" not in str(raised.value)
 
 
 @pytest.mark.parametrize("folder", ["deepseek"], indirect=True)
