@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -46,7 +49,7 @@ def progress(*, quiet: bool) -> Iterator[Advance | None]:
 
 @contextmanager
 def byte_progress(*, quiet: bool) -> Iterator[Advance]:
-    """As `progress` for work that is counted in bytes, with their rate and the time that is left."""
+    """As `progress` for work that is counted in bytes, with their rate and the time left once they are known."""
     console = stderr()
     if quiet or not console.is_terminal:
         yield lambda stage, done, total: None
@@ -55,12 +58,22 @@ def byte_progress(*, quiet: bool) -> Iterator[Advance]:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        *map(_OfBytes, (DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())),
     )
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bars:
         yield _Stages(bars)
+
+
+class _OfBytes(ProgressColumn):
+    """A column that is empty while it is not known how many bytes there are."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self.column = column
+
+    def render(self, task: Task) -> RenderableType:
+        """As rich calls it."""
+        return "" if task.total is None else self.column.render(task)
 
 
 class _Stages:

@@ -161,10 +161,9 @@ def _applied(plan: Plan, writing: Writing, tell: Tell) -> Plan:
 
 def _stored_narrow(error: RewriteError, names: Sequence[str], wide: str) -> RewriteError:
     """That what could not be proven may be the rounding of files that hold fewer bits than the model."""
-    hint = (
-        f"the files hold {plural(len(names), 'changed weight')}, {names[0]} the first, in fewer bits than {wide}, which "
-        f'rounds what changes: from_pretrained(…, dtype="{wide}").save_pretrained(…) stores all in one dtype first'
-    )
+    changed = f"{plural(len(names), 'changed weight')}, {names[0]} the first"
+    save = f'from_pretrained(…, dtype="{wide}").save_pretrained(…)'
+    hint = f"the files hold {changed}, in less than {wide}, and round what changes: {save} stores all alike first"
     return RewriteError(error.message, expected=error.expected, found=error.found, hint=hint)
 
 
