@@ -20,12 +20,12 @@ from normprobe.patching.alike.configuration import config_class
 from normprobe.patching.alike.tokens import check_tokens
 from normprobe.patching.built import Subject
 from normprobe.patching.configured import NAME as CONFIG
-from normprobe.patching.expressed import same_model
 from normprobe.patching.load import load
 from normprobe.patching.manifest import Manifest
 from normprobe.patching.options import PatchOptions, Tell
 from normprobe.patching.rewriting import Foreseen, foreseen, rewritten
 from normprobe.patching.said import Said, say
+from normprobe.patching.same import same_model
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import located, read_subject
 from normprobe.patching.writing import Writing

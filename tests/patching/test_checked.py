@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 import normprobe
 from normprobe.errors import CheckpointError
-from normprobe.patching.expressed import same_model
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
+from normprobe.patching.same import same_model
 from normprobe.patching.verify import verify
 from normprobe.rewrites import AddQKNorm, FoldGains
 from tests.patching.checkpoints import HEADS, SIZES

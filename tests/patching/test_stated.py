@@ -10,9 +10,9 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 import normprobe
-from normprobe.patching.expressed import same_outputs
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
+from normprobe.patching.same import same_outputs
 from normprobe.rewrites import AddQKNorm, Rewrite, ScaleResidual, SetEps
 from tests.patching.checkpoints import HEADS, SIZES, config, llama, logits, made, mixtral, saved
 from tests.patching.training import ways

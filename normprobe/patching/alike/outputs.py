@@ -9,8 +9,8 @@ from torch import nn
 
 from normprobe.errors import CheckpointError, RewriteError
 from normprobe.patching.alike.tensors import WITHOUT, Origins, Side
-from normprobe.patching.expressed import outputs_in_training
 from normprobe.patching.options import room
+from normprobe.patching.same import outputs_in_training
 from normprobe.records import NormSite
 from normprobe.rewrites import Effect, Proof
 from normprobe.rewrites.proof import Baseline
