@@ -273,7 +273,8 @@ def test_another_model_is_refused_and_stays_as_it_was(out: Path, other: Callable
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*is_gradient_checkpointing")
 @pytest.mark.parametrize("way", WAYS)
 def test_adapters_are_trained_on_top_saved_and_loaded(out: Path, tmp_path: Path, way: str) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
     before = logits(opened(way, out))
     trainer, _ = losses(peft.get_peft_model(opened(way, out), config), tmp_path / "run", rows())

@@ -191,7 +191,8 @@ def test_it_goes_to_bfloat16_and_back(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_peft_wraps_it(name: str) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     model, inputs, _ = made(name)
     wanted = outputs(model, inputs)
     wrapped = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(r=2, target_modules="all-linear"))
