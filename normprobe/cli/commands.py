@@ -9,6 +9,7 @@ import typer
 from normprobe.cli.audit import audit, demo
 from normprobe.cli.diff import diff
 from normprobe.cli.explain import explain
+from normprobe.cli.order import InOrder
 from normprobe.cli.patch import patch
 from normprobe.cli.rules import rules
 from normprobe.cli.sweep import sweep
@@ -24,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (audit, demo, diff, patch, rules, explain, sweep, verify):
-    app.command()(command)
+    app.command(cls=InOrder if command is patch else None)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from normprobe.checkpoints.names import shown
 from normprobe.cli import options as opt
 from normprobe.cli import patch_options as own
 from normprobe.cli.interrupt import at_once
+from normprobe.cli.order import order_of
 from normprobe.cli.outcome import CLEAN, FINDINGS, outcome
 from normprobe.cli.output import put, quiet_stdout, show
 from normprobe.cli.progress import byte_progress
@@ -53,10 +54,13 @@ _REWRITES = (
 def patch(request: own.PatchRequest) -> None:
     """Rewrite a checkpoint into a new folder, whole or not at all; CHECKPOINT itself stays as it is.
 
+    Rewrites are applied in the order in which their options are given.
+
     Exit code 0: done; with --verify: as it was written. 1: with --verify: not as it was written, the manifest included.
     2: it could not be done, and nothing is left of OUT; with --verify: no manifest, or one of another version.
     """
-    asked = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    asked = {name: getattr(request, name) for name in request.__dataclass_fields__ if name != "context"}
+    asked["order"] = order_of(request.context)
     with outcome(debug=request.debug):
         _check_named(asked, "checkpoint", "a folder, a hub id or a .gguf file")
         run = _verified if request.verify else _planned if request.plan else _patched
@@ -64,7 +68,7 @@ def patch(request: own.PatchRequest) -> None:
 
 
 def _verified(asked: dict[str, Any]) -> int:
-    named = ("checkpoint", "verify", "format", "debug", "quiet")
+    named = ("checkpoint", "verify", "format", "debug", "quiet", "order")
     _refuse(asked, "--verify checks a folder alone", tuple(name for name in asked if name not in named))
     from normprobe.patching.verify import verify
 
@@ -133,7 +137,7 @@ def _rewrites(asked: dict[str, Any]) -> tuple[Rewrite, ...]:
 
     given = {name: asked[name] for name in _REWRITES if asked[name] is not None}
     further = () if asked["recipe"] is None else read_recipe(asked["recipe"])
-    found = Asked(**given, further=further).rewrites()
+    found = Asked(**given, further=further, order=asked["order"]).rewrites()
     if not found and asked["mend"] is None and asked["as_type"] is None:
         hint = "--qk-norm calibrated, --fold-norms, --recipe patch.toml, …; normprobe patch --help"
         raise SettingError("nothing to do: no rewrite is named", hint=hint)

@@ -157,6 +157,7 @@ NoAudit = Annotated[bool, typer.Option("--no-audit", help="No audit before and a
 class PatchRequest:
     """The options of `normprobe patch`, in the order in which its help shows them."""
 
+    context: typer.Context
     checkpoint: Checkpoint
     out: OutFolder = None
     upcast_norms: UpcastNorms = False

@@ -1,9 +1,9 @@
-"""The rewrites that the options of the command name, in the order in which they are applied."""
+"""The rewrites that the options of the command name, in the order in which they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from normprobe.errors import SettingError
@@ -27,7 +27,12 @@ SWAPS = tuple(":".join(pair) for pair in _SWAPS)
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say; each field is one of them, None or empty where it was not given."""
+    """What the options say; each field is one of them, None or empty where it was not given.
+
+    Attributes:
+        further: those of a recipe.
+        order: the options in the order in which they were given; those that are not in it come last.
+    """
 
     upcast_norms: bool = False
     eps: float | None = None
@@ -42,40 +47,48 @@ class Asked:
     rewrite: Sequence[str] = ()
     only: Sequence[str] = ()
     seed: int | None = None
-    further: Sequence[Rewrite] = field(default=())  # of a recipe
+    further: Sequence[Rewrite] = ()
+    order: Sequence[str] = ()
 
     def rewrites(self) -> tuple[Rewrite, ...]:
-        """Those that were asked for: of a recipe first, then weights, norms, branches and attention, then by name.
+        """Those that were asked for, in `order`: without one those of a recipe, then weights, norms, branches and
+        attention, then by name.
 
         Raises:
             SettingError: a name or value is unknown, or --only or --seed is given and nothing takes it.
         """
         named = [*self._named()]
-        words = [read_words(each) for each in self.rewrite]
-        found = [made(name, self._chosen(name, values)) for name, values in named]
-        self._check_used([name for name, _ in named])
-        return (*self.further, *found, *words)
+        left: dict[str, list[tuple[Rewrite, ...]]] = {"recipe": [tuple(self.further)]}
+        for option, name, values in named:
+            left.setdefault(option, []).append((made(name, self._chosen(name, values)),))
+        left["rewrite"] = [(read_words(each),) for each in self.rewrite]
+        self._check_used([name for _, name, _ in named])
+        taken = [left[option].pop(0) for option in self.order if left.get(option)]
+        rest = [each for found in left.values() for each in found]
+        return tuple(rewrite for each in (*taken, *rest) for rewrite in each)
 
-    def _named(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _named(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Each option with the rewrite that it stands for, and the settings of that."""
         if self.init is not None:
-            yield "Initialise", {"scheme": self.init, **({} if self.seed is None else {"seed": self.seed})}
-        yield from (_swapped(each) for each in self.swap)
+            yield "init", "Initialise", {"scheme": self.init, **({} if self.seed is None else {"seed": self.seed})}
+        yield from (("swap", *_swapped(each)) for each in self.swap)
         if self.upcast_norms:
-            yield "UpcastNorms", {}
+            yield "upcast_norms", "UpcastNorms", {}
         if self.eps is not None:
-            yield "SetEps", {"eps": self.eps}
+            yield "eps", "SetEps", {"eps": self.eps}
         if self.fold_norms:
-            yield "FoldGains", {}
+            yield "fold_norms", "FoldGains", {}
         if self.final_norm:
-            yield "AddFinalNorm", {}
+            yield "final_norm", "AddFinalNorm", {}
         if self.output_norms is not None:
-            yield "AddOutputNorms", {"start": self.output_norms}
+            yield "output_norms", "AddOutputNorms", {"start": self.output_norms}
         if self.residual is not None:
-            yield "ScaleResidual", {"kind": self.residual}
+            yield "residual", "ScaleResidual", {"kind": self.residual}
         if self.qk_norm is not None:
-            yield "AddQKNorm", {**_qk_norm(self.qk_norm), **({} if self.eps is None else {"eps": self.eps})}
+            eps = {} if self.eps is None else {"eps": self.eps}
+            yield "qk_norm", "AddQKNorm", {**_qk_norm(self.qk_norm), **eps}
         if self.qk_clip is not None:
-            yield "QKClip", {"limit": self.qk_clip}
+            yield "qk_clip", "QKClip", {"limit": self.qk_clip}
 
     def _chosen(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, "only": tuple(self.only)} if self.only and _chooses(name) else values
