@@ -31,7 +31,9 @@ from normprobe.measures.own_settings import with_own
 from normprobe.measures.settings import Wanted, check_wanted
 from normprobe.records import Anatomy, Level, Measurements, ReportData, Settings, Skipped, Target
 from normprobe.report.report import Report
+from normprobe.rewrites.base import Survey
 from normprobe.rewrites.mup import declared_by_mup
+from normprobe.rewrites.norms.fold import foldable
 from normprobe.version import versions
 
 Loss = Callable[[Any, Any], Tensor]
@@ -96,23 +98,32 @@ def probe(
     model = unwrapped(model)
     given, description = given_inputs(model, inputs, tokenizer, seed)
     with torch.inference_mode(False), wrappers_aside(model), _precision(model, autocast):
-        reading = _read(model, values := on_device(model, given), tell)
+        reading, folds = _read(model, values := on_device(model, given), wanted)
         measured, skipped = _measure(model, values, reading, wanted)
     target = _target(model, description, autocast, reading.anatomy)
     data = ReportData(target=target, level=level, settings=settings)
-    return _judge(model, data, reading, measured, skipped)
+    return _judge(model, data, reading, _with_foldable(measured, folds), skipped)
 
 
-def _read(model: nn.Module, inputs: Inputs, tell: Progress) -> Reading:
-    tell("record", 0, 0)
+def _read(model: nn.Module, inputs: Inputs, wanted: Wanted) -> tuple[Reading, frozenset[str] | None]:
+    """The reading, and what `foldable` says of it where the signal is measured too."""
+    wanted.tell("record", 0, 0)
     with fewer_collections():
         with rejections(model), valueless_experts(model) as experts:
             trace = record(model, inputs)
         if experts is not None:
             need = "which needs no values of the router: the meta device has none"
             trace.notes.append(f'experts ran in the implementation "{experts}", {need}')
-        tell("identify", 0, 0)
-        return read(model, trace)
+        wanted.tell("identify", 0, 0)
+        reading = read(model, trace)
+        return reading, None if wanted.level == "structure" else foldable(Survey(model, inputs, trace, reading.anatomy))
+
+
+def _with_foldable(measured: Measurements, paths: frozenset[str] | None) -> Measurements:
+    if paths is None:
+        return measured
+    gains = tuple(gain.model_copy(update={"foldable": gain.path in paths}) for gain in measured.norm_gains)
+    return measured.model_copy(update={"norm_gains": gains})
 
 
 def _measure(

@@ -52,10 +52,14 @@ class NormGain(Record):
         one_plus: whether the gain is stored as w and applied as 1 + w.
         start: what every element of the gain is in a fresh instance of the model's class, as it is applied; looked for
             where 1 + w is applied and one number other than 1. None where it was not, or is not one number.
+        foldable: whether weights alone read the norm, so that its gain and offset can be multiplied into them and may
+            have been (`FoldGains`); looked for where those of some norms are 1 and 0 and those of others are not. None
+            where it was not.
     """
 
     path: str
     one_plus: bool
     start: float | None = None
+    foldable: bool | None = None
     gain: Elements | None
     offset: Elements | None

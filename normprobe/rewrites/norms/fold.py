@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
+from normprobe.measures.values import plain
 from normprobe.records import Anatomy, NormSite, WeightSite
 from normprobe.rewrites.base import ChosenRewrite, Effect, Refusal, Site, Sites, Survey
 from normprobe.rewrites.biases import Biases, find_biases
@@ -79,6 +80,19 @@ class FoldGains(ChosenRewrite):
                 raise RewriteError(f"FoldGains changed what {site.path} is read as", expected=had.kind, found=found)
 
 
+def foldable(survey: Survey) -> frozenset[str] | None:
+    """Paths of the norms whose gain and offset go into weights, or may have gone there; None where it makes no
+    difference: no norm stands at 1 and 0, or every one does, or there are no values."""
+    if any(p.is_meta for p in survey.model.parameters()):
+        return None
+    search = _Search(survey)
+    norms = [norm for norm in survey.anatomy.norms if norm.executed and _own(norm)]
+    norms = [norm for norm in norms if all(name in search.named and plain(search.named[name]) for name in _own(norm))]
+    if len({search.moves(norm) for norm in norms}) < 2:
+        return None
+    return frozenset(norm.path for norm in norms if search.takes(norm))
+
+
 def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Parts:
     """The rows of `weight`, a few at a time, each of their input features times its gain; in float32 where that holds
     the products exactly."""
@@ -114,7 +128,7 @@ class _Search:
     def site(self, norm: NormSite) -> Site | Refusal | None:
         """The site of a norm, why it has none, or None where there is nothing to fold."""
         names = _own(norm)
-        if not norm.executed or not names or not self._moves(norm):
+        if not norm.executed or not names or not self.moves(norm):
             return None
         found = self._weights(norm)
         if isinstance(found, str):
@@ -125,7 +139,11 @@ class _Search:
         held = bytes_of(self.model, every)
         return Site(norm.path, change, every, forward=False, undo_bytes=held, detail=_Detail(norm, found))
 
-    def _moves(self, norm: NormSite) -> bool:
+    def takes(self, norm: NormSite) -> bool:
+        """Whether weights take its gain and offset, whatever these are."""
+        return not isinstance(self._weights(norm), str)
+
+    def moves(self, norm: NormSite) -> bool:
         """Whether gain or offset do anything."""
         unit = 0.0 if norm.affine.startswith("one_plus") else 1.0
         pairs = ((norm.weight, unit), (norm.bias, 0.0))
