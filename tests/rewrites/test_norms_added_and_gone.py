@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normprobe.errors import RewriteError
 from normprobe.norms import reference
-from normprobe.rewrites import AddOutputNorms, Effect, RemoveNorms, Survey, make_plan
+from normprobe.rewrites import AddOutputNorms, Effect, RemoveNorms, Survey, ToDyT, make_plan
 from tests import models
 from tests.rewrites.cases import applied, outputs, snapshot
 
@@ -49,6 +49,13 @@ def test_what_is_written_is_the_norm_of_what_was() -> None:
     assert torch.allclose(gain, torch.full_like(gain, size), rtol=1e-5)
     outputs(model, inputs)
     assert torch.allclose(seen[-1], size * reference.rmsnorm(seen[0], 1e-6), atol=1e-5)
+
+
+def test_what_became_of_the_norms_that_it_goes_by_is_told() -> None:
+    model, inputs = models.llama()
+    applied(model, inputs, ToDyT("unit"))
+    with pytest.raises(RewriteError, match="is a dyt, which has no statistic to go by: add norms before"):
+        make_plan(model, [AddOutputNorms()], inputs).apply()
 
 
 def test_gains_are_calibrated_on_what_came_without_the_norms() -> None:

@@ -65,6 +65,8 @@ def _unfit(stream: Stream, norm: NormSite | None) -> str | None:
         return "the axis of its features could not be told"
     if stream.branches[-1].feature_axis != -1:
         return "its features are channels before space; only streams with the features last are handled"
+    if norm.size is None:
+        return f"its own norm {norm.path} is a {norm.kind}, which has no statistic to go by: add norms before"
     if norm.axes != (-1,) or norm.size != stream.width:
         return f"its own norm {norm.path} acts on {norm.size} elements of axes {norm.axes}, not on its {stream.width}"
     return None
