@@ -116,9 +116,8 @@ class _Planning:
     def _as(self, model_type: str, before: Structure) -> Became:
         """The architecture that the model can be written as, with the tokens that the tokeniser gives there."""
         self.tell(f"as {model_type}", 0, 0)
-        changes = before.changes(self.subject.model)
-        values = [change for change in changes if change.keys() == {"path", "values"}]
-        found = alike(self.subject.model, model_type, self.subject.inputs, numbers_of(before, values) or {})
+        numbers = numbers_of(before, before.changes(self.subject.model))
+        found = alike(self.subject.model, model_type, self.subject.inputs, numbers)
         part = self.place / "as"
         part.mkdir()
         folder.add_config(part, replace(self.subject, model=found.model), fresh=True)
