@@ -15,13 +15,12 @@ from normprobe.errors import CheckpointError, NormprobeError, RewriteError
 from normprobe.mending import mend
 from normprobe.patching import folder
 from normprobe.patching.alike.configuration import config_class
-from normprobe.patching.alike.model import alike
 from normprobe.patching.alike.tokens import check_tokens
 from normprobe.patching.built import Subject
-from normprobe.patching.expressed import numbers_of
 from normprobe.patching.manifest import Became
 from normprobe.patching.options import PatchOptions, Tell, room
 from normprobe.patching.rewriting import refuse_nothing
+from normprobe.patching.said import say_as
 from normprobe.patching.scratch import Scratch
 from normprobe.patching.source import read_subject
 from normprobe.rewrites import Plan, Rewrite, Site, make_plan
@@ -115,15 +114,13 @@ class _Planning:
 
     def _as(self, model_type: str, before: Structure) -> Became:
         """The architecture that the model can be written as, with the tokens that the tokeniser gives there."""
-        self.tell(f"as {model_type}", 0, 0)
-        numbers = numbers_of(before, before.changes(self.subject.model))
-        found = alike(self.subject.model, model_type, self.subject.inputs, numbers)
+        found, became = say_as(self.subject, before, model_type, self.tell)
         part = self.place / "as"
         part.mkdir()
         folder.add_config(part, replace(self.subject, model=found.model), fresh=True)
         folder.add_files(part, self.subject, self.source)
         check_tokens(part, self.subject.tokenizer, trust=self.options.target.trust_remote_code)
-        return Became(model_type=model_type, proof=found.proof, dropped=found.dropped)
+        return became
 
 
 def _put_away(model: nn.Module, scratch: Scratch, site: Site) -> None:

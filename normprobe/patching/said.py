@@ -45,23 +45,32 @@ def say(subject: Subject, before: Structure, writing: Writing, options: PatchOpt
         CheckpointError: it is no model of the architecture that was asked for, or needs code that has no place.
     """
     changes = before.changes(subject.model)
-    numbers = numbers_of(before, changes)
     found: Alike | None
     became = None
     if options.as_type is not None:
-        tell(f"as {options.as_type}", 0, 0)
-        found = alike(subject.model, options.as_type, subject.inputs, numbers)
-        became = Became(model_type=options.as_type, proof=found.proof, dropped=found.dropped)
+        found, became = say_as(subject, before, options.as_type, tell)
     elif not changes or expressed(subject.model, before, changes, subject.inputs):
         return Said(subject, [])
     else:
         _refuse_own_code(subject.model)
-        found = switched(subject.model, subject.inputs, numbers)
+        found = switched(subject.model, subject.inputs, numbers_of(before, changes))
     if found is None:
         stated_beside(subject.model, before, changes, subject.inputs)
         return Said(subject, changes)
     writing.become(found.model, found.origins)
     return Said(replace(subject, model=found.model), [], became)
+
+
+def say_as(subject: Subject, before: Structure, model_type: str, tell: Tell) -> tuple[Alike, Became]:
+    """The model of another architecture that computes what the rewritten one does, and what is told of it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    tell(f"as {model_type}", 0, 0)
+    numbers = numbers_of(before, before.changes(subject.model))
+    found = alike(subject.model, model_type, subject.inputs, numbers)
+    return found, Became(model_type=model_type, proof=found.proof, dropped=found.dropped)
 
 
 def _refuse_own_code(model: Any) -> None:
