@@ -130,7 +130,8 @@ class _Search:
         names = _own(norm)
         if not norm.executed or not names or not self.moves(norm):
             return None
-        found = self._weights(norm)
+        offset = None if norm.bias is None else self.named.get(norm.bias)
+        found = self._weights(norm, offset is not None and bool(offset.any()))
         if isinstance(found, str):
             return Refusal(norm.path, found)
         touched = [*names, *(name for weight, bias in found for name in (weight.parameter, bias) if name is not None)]
@@ -141,7 +142,7 @@ class _Search:
 
     def takes(self, norm: NormSite) -> bool:
         """Whether weights take its gain and offset, whatever these are."""
-        return not isinstance(self._weights(norm), str)
+        return not isinstance(self._weights(norm, norm.bias is not None), str)
 
     def moves(self, norm: NormSite) -> bool:
         """Whether gain or offset do anything."""
@@ -149,7 +150,8 @@ class _Search:
         pairs = ((norm.weight, unit), (norm.bias, 0.0))
         return any(name not in self.named or bool((self.named[name] != value).any()) for name, value in pairs if name)
 
-    def _weights(self, norm: NormSite) -> tuple[tuple[WeightSite, str | None], ...] | str:
+    def _weights(self, norm: NormSite, biased: bool) -> tuple[tuple[WeightSite, str | None], ...] | str:
+        """What takes the gain, each with the bias that takes the offset, which it has to have if `biased`."""
         why = self._why_not(norm)
         found = self.readers.of(norm) if why is None else why
         if isinstance(found, str):
@@ -160,7 +162,7 @@ class _Search:
                 return f"{weight.parameter} is used elsewhere too ({', '.join(weight.roles)})"
             biases = self.biases.get(weight.parameter, ())
             fits = len(biases) == 1 and not biases[0].scaled
-            if norm.bias is not None and not fits and bool(self.named[norm.bias].any()):
+            if biased and not fits:
                 found = "the bias behind a factor" if len(biases) == 1 else f"{len(biases) or 'no'} biases"
                 return f"its offset has nowhere to go: {weight.parameter} has {found}"
             pairs.append((weight, biases[0].parameter if fits and norm.bias is not None else None))

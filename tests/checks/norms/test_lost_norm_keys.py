@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import normprobe
 from normprobe.checks import find, run
@@ -70,7 +70,11 @@ def test_norms_on_queries_and_keys_do_not_speak_for_the_others() -> None:
 def trained(tied: bool, seed: int = 1) -> nn.Module:
     """A Llama whose rows differ in size and whose gains have moved, as those of trained models."""
     torch.manual_seed(0)
-    model = shuffled(LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=tied)))
+    return moved(LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=tied)), seed)
+
+
+def moved(model: nn.Module, seed: int = 1) -> nn.Module:
+    model = shuffled(model)
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -111,6 +115,19 @@ def test_keys_that_are_lost_from_a_trained_model_are_a_warning() -> None:
     (one,) = lost(model)
     assert (one.severity, one.where) == (Severity.WARNING, "model.layers.1.input_layernorm")
     assert "the gains of 4 other norms have moved" in one.message
+
+
+def test_offsets_that_no_bias_could_take_tell_that_gains_were_lost() -> None:
+    """The projections have no bias, so that nothing can have been folded, though the offset is 0 now."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model: Any = moved(FalconForCausalLM(FalconConfig(**sizes, bias=False, parallel_attn=True)))
+    assert lost(model) == []
+    norm = model.transformer.h[1].input_layernorm
+    norm.weight.data.fill_(1.0)
+    norm.bias.data.zero_()
+    found = [(one.severity, place) for one in lost(model) for place in one.every_place]
+    assert set(found) == {(Severity.WARNING, "transformer.h.1.input_layernorm")}
 
 
 def test_a_final_norm_that_is_lost_behind_a_tied_head_is_a_warning() -> None:
