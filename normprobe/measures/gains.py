@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.capture.parts import Parts
+from normprobe.measures.began import began
 from normprobe.measures.own_init import own_weights
 from normprobe.measures.values import plain
 from normprobe.records import Anatomy, Elements, NormGain, NormSite, Skipped
@@ -28,13 +29,14 @@ def measure_gains(model: nn.Module, anatomy: Anatomy) -> tuple[tuple[NormGain, .
     """
     tensors = Parts({**dict(model.named_buffers()), **dict(model.named_parameters(remove_duplicate=False))})
     found: list[NormGain] = []
+    given = began(model)
     unread: dict[str, list[str]] = {}
     for norm in anatomy.norms:
         why = _unreadable(norm, tensors)
         if why is not None:
             unread.setdefault(why, []).append(norm.path)
         elif norm.weight is not None or norm.bias is not None:
-            found.append(_read(norm, tensors))
+            found.append(_read(norm, tensors, given.get(norm.weight or "")))
     return tuple(_started(model, found)), tuple(_skipped(why, paths) for why, paths in unread.items())
 
 
@@ -53,13 +55,14 @@ def _skipped(why: str, paths: list[str]) -> Skipped:
     return Skipped(what=f"gain of norm {paths[0]}{more}", why=why)
 
 
-def _read(norm: NormSite, tensors: Mapping[str, Tensor]) -> NormGain:
+def _read(norm: NormSite, tensors: Mapping[str, Tensor], given: float | None) -> NormGain:
     one_plus = norm.affine.startswith("one_plus")
     gain, offset = (
         None if name is None else elements(name, tensors[name], plus)
         for name, plus in ((norm.weight, float(one_plus)), (norm.bias, 0.0))
     )
-    return NormGain(path=norm.path, one_plus=one_plus, gain=gain, offset=offset)
+    start = None if given is None else given + one_plus
+    return NormGain(path=norm.path, one_plus=one_plus, began=start, gain=gain, offset=offset)
 
 
 def _started(model: nn.Module, gains: Sequence[NormGain]) -> Iterator[NormGain]:

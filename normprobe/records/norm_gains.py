@@ -55,11 +55,14 @@ class NormGain(Record):
         foldable: whether weights alone read the norm, so that its gain and offset can be multiplied into them and may
             have been (`FoldGains`); looked for where those of some norms are 1 and 0 and those of others are not. None
             where it was not.
+        began: what a rewrite gave every element of the gain as it added it, as it is applied: in this process, or in
+            the patched checkpoint that the model was loaded from. None where none did, or it gave several numbers.
     """
 
     path: str
     one_plus: bool
     start: float | None = None
     foldable: bool | None = None
+    began: float | None = None
     gain: Elements | None
     offset: Elements | None

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from normprobe.errors import RewriteError
+from normprobe.measures.began import note_added
 from normprobe.rewrites.base import Site
 from normprobe.rewrites.follow import Followed
 from normprobe.rewrites.stamps import Stamp, stamps
@@ -101,7 +102,9 @@ class Applied:
 
     def stand(self, sites: Iterable[Site]) -> None:
         """From now on the plan is the last one that changed these modules; what it wrote is as it left it."""
-        self._stamps = tuple(stamps(self._model, self._written(tuple(sites))))
+        sites = tuple(sites)
+        self._stamps = tuple(stamps(self._model, self._written(sites)))
+        note_added(self._model, [name for site in sites for name in site.added])
         for module in self._below:
             _last[module] = self._token
 

@@ -9,8 +9,9 @@ A change is the record of one module, with these keys where they apply:
     layers       names of the layers that are laid over its class, lowest first
     values       attributes by name
     gone         names of attributes, parameters and buffers that it no longer has
-    parameters   name: [shape, dtype or null, number] of parameters that it did not have, or has apart now; they hold
-                 the number until values are loaded; null is the dtype that most of the model's numbers have
+    parameters   name: [shape, dtype or null, number or null] of parameters that it did not have, or has apart now;
+                 they hold the number that all of one was, 1 where it was several, until values are loaded; null is the
+                 dtype that most of the model's numbers have
     absent       names of parameters that the class knows and this module has not
     buffers      name: [shape, dtype or null, numbers or null]; with numbers it is none of the saved state
     computed     name: [{"kind": …, "values": …}, …]: weights computed by torch's parametrisation
@@ -80,7 +81,7 @@ class Restored:
             for name, numbers in module.__dict__.get(_NUMBERS, {}).items():
                 held = module._parameters.get(name, module._buffers.get(name))
                 if held is not None and not getattr(held, "_is_hf_initialized", False):
-                    values = torch.tensor(numbers, dtype=held.dtype, device=held.device)
+                    values = torch.tensor(_start(numbers), dtype=held.dtype, device=held.device)
                     held.data.copy_(values.expand(held.shape) if values.dim() == 0 else values.reshape(held.shape))
 
 
@@ -220,7 +221,7 @@ def _tensors(model: nn.Module, change: Mapping[str, Any], most: torch.dtype) -> 
             if name in held:
                 del held[name]
     for name, (shape, dtype, number) in change.get("parameters", {}).items():
-        filled = torch.full(shape, number, dtype=getattr(torch, dtype) if dtype else most, **place)
+        filled = torch.full(shape, _start(number), dtype=getattr(torch, dtype) if dtype else most, **place)
         module._parameters[name] = nn.Parameter(filled, requires_grad=filled.is_floating_point())
         module.__dict__.setdefault(_NUMBERS, {})[name] = number
     module._parameters.update(dict.fromkeys(change.get("absent", ())))
@@ -230,6 +231,11 @@ def _tensors(model: nn.Module, change: Mapping[str, Any], most: torch.dtype) -> 
         module.register_buffer(name, buffer, persistent=values is None)
         if values is not None:
             module.__dict__.setdefault(_NUMBERS, {})[name] = values
+
+
+def _start(numbers: Any) -> Any:
+    """What a parameter or buffer holds until its values are loaded."""
+    return 1.0 if numbers is None else numbers
 
 
 def _device(model: nn.Module, path: str) -> torch.device:

@@ -208,11 +208,11 @@ class _Changes:
         return [self._made(f"{path}.{name}", type(form), values) for form, values in kept]
 
 
-def _number(parameter: Tensor) -> float:
-    """The number that all of it is; 1 where it holds several."""
+def _number(parameter: Tensor) -> float | None:
+    """The number that all of it is; None where it holds several."""
     values = parameter.detach().flatten()
     constant = values.numel() > 0 and bool((values == values[0]).all()) and bool(values[0].isfinite())
-    return float(values[0]) if constant else 1.0
+    return float(values[0]) if constant else None
 
 
 def _same(a: Any, b: Any) -> bool:

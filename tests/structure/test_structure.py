@@ -21,6 +21,7 @@ from benchmarks.rewriting import SETTINGS
 from normprobe.capture.invoke import invoke
 from normprobe.capture.outputs import named_tensors
 from normprobe.errors import CheckpointError, NormprobeError
+from normprobe.measures.began import began
 from normprobe.rewrites import AddQKNorm, Plan, Rewrite, ScaleResidual, Survey, make_plan
 from normprobe.rewrites.at_add import Link, Linked
 from normprobe.rewrites.norms.upcast import Upcast
@@ -241,6 +242,15 @@ def test_what_a_module_no_longer_has_is_taken_from_another() -> None:
     restore(fresh, json.loads(json.dumps(before.changes(model))), KINDS)
     assert fresh.state_dict().keys() == model.state_dict().keys()
     assert not hasattr(fresh[0], "note")
+
+
+def test_a_number_that_all_of_a_parameter_was_is_told_from_several() -> None:
+    model, fresh = (nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(2))
+    before = Structure.of(model)
+    model[0].one, model[0].several = nn.Parameter(torch.full((2,), 0.5)), nn.Parameter(torch.tensor([0.5, 2.0]))
+    restore(fresh, json.loads(json.dumps(before.changes(model))), KINDS)
+    assert began(fresh) == {"0.one": 0.5}
+    assert (fresh[0].one.tolist(), fresh[0].several.tolist()) == ([0.5, 0.5], [1.0, 1.0])
 
 
 class Headed(nn.Module):

@@ -44,9 +44,10 @@ class LostNormKeys(GainCheck):
 
     ## When to ignore it
 
-    Where the norm was added after training, or its gains were folded (of some norms alone too, which looks as if
-    they were lost) or never trained (NP115 tells when half-precision updates are lost). Offsets of norms on keys
-    are not judged, since the softmax cancels them.
+    Where the norm was added after training, by other means than a rewrite (one that a rewrite added, in this
+    process or in the patched checkpoint that was loaded, is not judged before its gain has moved), or its gains
+    were folded (of some norms alone too, which looks as if they were lost) or never trained (NP115 tells when
+    half-precision updates are lost). Offsets of norms on keys are not judged, since the softmax cancels them.
 
     ## References
 
@@ -62,6 +63,7 @@ class LostNormKeys(GainCheck):
             yield self.skip("no weight was read that tells whether the model is trained")
         if not looks_trained(data):
             return
+        norms = [norm for norm in norms if not _as_added(norm)]
         if any(unset(held) for norm in norms for _, held in norm.parts):
             yield self.skip("gains or offsets hold what nobody sets (NP109), so that others may not be lost but unset")
             return
@@ -103,6 +105,11 @@ class LostNormKeys(GainCheck):
             severity=Severity.WARNING if post else Severity.NOTE,
             places=[norm.site.path for norm in held],
         )
+
+
+def _as_added(norm: Stored) -> bool:
+    """Whether a rewrite added it, and its gain is the number that it was given then."""
+    return norm.known.began is not None and norm.known.gain is not None and norm.known.gain.constant == norm.known.began
 
 
 def _of_attention(norm: Stored) -> bool:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import normprobe
 from normprobe.checks import find, run
+from normprobe.patching.options import PatchOptions
+from normprobe.patching.run import patch
 from normprobe.records import Elements, Finding, NormGain, Severity
-from normprobe.rewrites import AddQKNorm, FoldGains, Survey
+from normprobe.rewrites import AddOutputNorms, AddQKNorm, FoldGains, Rewrite, Survey
 from normprobe.rewrites.norms.fold import foldable
 from tests.checks import builders as b
 from tests.models import SMALL, shuffled
@@ -115,6 +120,34 @@ def test_keys_that_are_lost_from_a_trained_model_are_a_warning() -> None:
     (one,) = lost(model)
     assert (one.severity, one.where) == (Severity.WARNING, "model.layers.1.input_layernorm")
     assert "the gains of 4 other norms have moved" in one.message
+
+
+@pytest.mark.parametrize("rewrite", [AddQKNorm(), AddOutputNorms()], ids=lambda rewrite: rewrite.name)
+def test_norms_that_a_rewrite_added_were_not_lost(rewrite: Rewrite, tmp_path: Path) -> None:
+    """Their gains begin at 1, as lost ones do: those of the same class that nobody is known to have added are lost."""
+    model: Any = trained(tied=True)
+    model.save_pretrained(tmp_path / "source")
+    normprobe.rewrite(model, rewrite, IDS)
+    assert lost(model) == []
+    found = patch(str(tmp_path / "source"), tmp_path / "out", [rewrite], PatchOptions(level="forward"))
+    assert found.after is not None
+    assert "NP113" not in {one.code for one in found.after.findings}
+    assert lost(normprobe.load(found.out)) == []
+    unknown = copy.deepcopy(model)
+    assert {one.severity for one in lost(unknown)} == {Severity.WARNING}
+
+
+def test_gains_of_added_norms_that_were_several_numbers_can_be_lost(tmp_path: Path) -> None:
+    trained(tied=True).save_pretrained(tmp_path / "source")
+    rewrites = [AddQKNorm(start="calibrated")]
+    found = patch(str(tmp_path / "source"), tmp_path / "out", rewrites, PatchOptions(level=None))
+    weights = load_file(found.out / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj.q_norm.weight"
+    assert len(weights[name].unique()) > 1
+    del weights[name]
+    save_file(weights, found.out / "model.safetensors", {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(found.out, trust_remote_code=True).eval()
+    assert "model.layers.1.self_attn.q_proj.q_norm" in {place for one in lost(model) for place in one.every_place}
 
 
 def test_offsets_that_no_bias_could_take_tell_that_gains_were_lost() -> None:
