@@ -30,8 +30,15 @@ LAST = "normprobe.json"  # the file that a folder gets last, by which it is know
 
 
 def named(out: Path) -> Path:
-    """`out` by a name of its own, beside which there is place for others; `.` and `..` have none."""
-    return Path(os.path.realpath(out)) if out.name in ("", "..") else out
+    """`out` by a name of its own, beside which there is place for others; `.` and `..` have none.
+
+    Raises:
+        CheckpointError: it is the root of the disk.
+    """
+    found = Path(os.path.realpath(out)) if out.name in ("", "..") else out
+    if not found.name:
+        raise CheckpointError(f"{found} cannot be OUT", expected="a folder in another", hint="name a new folder")
+    return found
 
 
 def part_of(out: Path) -> Path:

@@ -62,6 +62,8 @@ def _read(norm: NormSite, tensors: Mapping[str, Tensor], given: float | None) ->
         for name, plus in ((norm.weight, float(one_plus)), (norm.bias, 0.0))
     )
     start = None if given is None else given + one_plus
+    if given is not None and gain is not None and gain.constant == given:
+        start = given  # it was stored as it is applied then, or is now
     return NormGain(path=norm.path, one_plus=one_plus, began=start, gain=gain, offset=offset)
 
 

@@ -63,6 +63,11 @@ class Asked:
             left.setdefault(option, []).append((made(name, self._chosen(name, values)),))
         left["rewrite"] = [(read_words(each),) for each in self.rewrite]
         self._check_used([name for _, name, _ in named])
+        flags = {option for option in left if getattr(self, option, None) is True}
+        for option in (each for each in left if each not in flags and self.order.count(each) > len(left[each])):
+            name = f"--{option.replace('_', '-')}"
+            hint = "--rewrite, or a recipe, takes several of a kind in their order"
+            raise SettingError(f"{name} is given twice", expected="once", hint=hint)
         taken = [left[option].pop(0) for option in self.order if left.get(option)]
         rest = [each for found in left.values() for each in found]
         return tuple(rewrite for each in (*taken, *rest) for rewrite in each)

@@ -62,14 +62,20 @@ def numbers_of(before: Structure, changes: Sequence[Mapping[str, Any]]) -> dict[
     for change in changes:
         for name in (name for name in change.get("values", ()) if _is_number(before, change, name)):
             value = change["values"][name]
-            if found.setdefault(before.parts[change["path"]].values[name], value) != value:
+            if found.setdefault(before.parts[_place(change)].values[name], value) != value:
                 return {}
     return found
 
 
+def _place(change: Mapping[str, Any]) -> str:
+    """Where the module was before."""
+    place: str = change.get("from", change["path"])
+    return place
+
+
 def _is_number(before: Structure, change: Mapping[str, Any], name: str) -> bool:
     """Whether this is the value of an attribute, and was and is a number."""
-    had = before.parts.get(change["path"])
+    had = before.parts.get(_place(change))
     held = (None if had is None else had.values.get(name), change.get("values", {}).get(name))
     return all(type(value) is float for value in held)
 

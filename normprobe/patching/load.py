@@ -16,7 +16,7 @@ from normprobe.capture.writes import writable
 from normprobe.checkpoints.header import ALIGNED
 from normprobe.checkpoints.opened import Opened, opened
 from normprobe.errors import CheckpointError
-from normprobe.patching.loadable import check_folder, check_weights
+from normprobe.patching.loadable import check_folder, check_weights, with_weights
 from normprobe.structure.become import become_patched
 from normprobe.structure.field import FIELD
 from normprobe.structure.kinds import KINDS
@@ -34,19 +34,23 @@ def load(folder: str | os.PathLike[str], **options: Any) -> Any:
 
     Args:
         folder: the checkpoint.
-        options: for `from_pretrained`, such as `dtype` and `device_map`.
+        options: for `from_pretrained`, such as `dtype` and `device_map`; with `output_loading_info` the model comes
+            with what transformers says of it.
 
     Raises:
-        CheckpointError: the folder has no configuration or is an adapter; its weights are missing, not whole, or
-            pickles without `use_safetensors=False`.
+        CheckpointError: the folder has no configuration or is an adapter; weights are missing, not whole, of other
+            shapes than the configuration says, or pickles without `use_safetensors=False` (with it the errors of files
+            are those of transformers).
         TargetError: the configuration cannot be read, transformers has no model for it, or lacks the class that was
             patched.
     """
     path = _folder(folder)
     check_weights(path, options)
     config = _config(path)
-    loader = model_class(config)
-    return loader.from_pretrained(path, config=config, **{"dtype": "auto", "local_files_only": True, **options}).eval()
+    asked = {{"torch_dtype": "dtype"}.get(name, name): value for name, value in options.items()}
+    given = {"dtype": "auto", "local_files_only": True, **asked}
+    model, told = with_weights(model_class(config), path, config, path, given)
+    return (model.eval(), told) if options.get("output_loading_info") else model.eval()
 
 
 def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
@@ -62,8 +66,8 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
         The model.
 
     Raises:
-        CheckpointError: the checkpoint lists no changes, the model has changes already, or it is of another
-            architecture; it is then as it was.
+        CheckpointError: the checkpoint lists no changes or lacks weights; the model has changes already, is of another
+            architecture, or is offloaded in part. It is then as it was.
         TargetError: transformers lacks the class that was patched.
     """
     path = _folder(folder)
@@ -75,7 +79,7 @@ def apply_manifest(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
     with opened(path) as found:
         state = _state(found, config, main_dtype(model), path)
         if transformers_class(model) is not None:
-            become_patched(model, base, config)
+            become_patched(model, base, config, path)
         restore(model, record["changes"], KINDS)
         _fill(model, state)
     return model
@@ -95,13 +99,9 @@ def _fill(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
 
 def _state(found: Opened, config: Any, dtype: torch.dtype, path: Path) -> dict[str, torch.Tensor]:
     """The weights by the names of the model, which files may have others for."""
-    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    options = {"dtype": dtype, "local_files_only": True, "state_dict": dict(found.tensors)}
     with quiet():
-        twin, report = model_class(config).from_pretrained(
-            None, config=config, state_dict=dict(found.tensors), **options
-        )
-    if report["missing_keys"]:
-        raise CheckpointError(f"{path} lacks weights", found=f"none for {min(report['missing_keys'])}")
+        twin, _ = with_weights(model_class(config), path, config, None, options)
     state: dict[str, torch.Tensor] = twin.state_dict()
     return state
 
@@ -115,11 +115,7 @@ def _base(model: nn.Module, config: Any, path: Path) -> type[Any]:
     """
     base: type[Any] = recorded_base(config)
     kind = transformers_class(model)
-    if getattr(getattr(model, "config", None), FIELD, None) is not None:
-        what = f"{type(model).__name__} has the changes of a patched checkpoint already"
-        raise CheckpointError(
-            what, expected=f"a {base.__name__} as it was before", hint="normprobe.load gives it whole"
-        )
+    _refuse_changed(model, base)
     if kind is not None and not issubclass(kind, base):
         what = f"{type(model).__name__} is not what was patched"
         raise CheckpointError(what, expected=f"{base.__name__}, as {path} says", found=kind.__name__)
@@ -132,6 +128,21 @@ def _base(model: nn.Module, config: Any, path: Path) -> type[Any]:
             what = f"{type(model).__name__} is not what was patched: {key} is another"
             raise CheckpointError(what, expected=f"{expected}, as {path} says", found=found)
     return base
+
+
+def _refuse_changed(model: nn.Module, base: type[Any]) -> None:
+    """Refuse a model that was patched already, and one that nothing can be copied into."""
+    if hasattr(model, "normprobe_kinds"):
+        what, expected = f"{type(model).__name__} has the changes of a patched checkpoint already", base.__name__
+        raise CheckpointError(what, expected=f"a {expected} as it was before", hint="normprobe.load gives it whole")
+    on_meta = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if on_meta and len(on_meta) < len(list(model.parameters())):
+        raise CheckpointError(
+            f"{type(model).__name__} is offloaded in part",
+            expected="all weights in memory",
+            found=f"{on_meta[0]} on the meta device",
+            hint="normprobe.load(folder, device_map=…) offloads as it loads",
+        )
 
 
 def _config(path: Path) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normprobe.checkpoints.names import listed
+from normprobe.checkpoints.names import listed, plural
 from normprobe.checkpoints.weights import SAFE, SAFE_INDEX, find_weights, read_json
 from normprobe.errors import CheckpointError
 
@@ -51,6 +51,32 @@ def check_weights(folder: Path, options: Mapping[str, Any]) -> None:
         hint = "use_safetensors=False reads their tensors alone; or save them again as safetensors"
         said = f"{found.files[0].name}, a pickle, which can run code when it is read"
         raise CheckpointError(f"{folder}: pickled weights are refused", expected=expected, found=said, hint=hint)
+
+
+def with_weights(kind: Any, folder: Path, config: Any, source: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A model of `kind` with its weights, and what transformers says of loading them.
+
+    Args:
+        kind: a class of transformers.
+        folder: where the weights lie.
+        config: its configuration.
+        source: what `from_pretrained` takes first.
+        options: for `from_pretrained`.
+
+    Raises:
+        CheckpointError: weights are missing, or of other shapes than the configuration says.
+    """
+    model, told = kind.from_pretrained(
+        source, config=config, **{"ignore_mismatched_sizes": True, **options, "output_loading_info": True}
+    )
+    hint = "write the folder anew: its files and its configuration do not belong together"
+    for key, found, wanted in () if "ignore_mismatched_sizes" in options else sorted(told["mismatched_keys"]):
+        shapes = {"expected": f"{tuple(wanted)}, by config.json", "found": str(tuple(found))}
+        raise CheckpointError(f"{folder}: {key} has another shape", **shapes, hint=hint)
+    if missing := sorted(told["missing_keys"]):
+        what = f"{folder} lacks {plural(len(missing), 'tensor')} of a {kind.__name__}"
+        raise CheckpointError(what, expected="every weight", found=f"none for {listed(tuple(missing))}", hint=hint)
+    return model, told
 
 
 def base_of_adapter(folder: Path) -> str:

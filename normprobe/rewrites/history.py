@@ -104,7 +104,8 @@ class Applied:
         """From now on the plan is the last one that changed these modules; what it wrote is as it left it."""
         sites = tuple(sites)
         self._stamps = tuple(stamps(self._model, self._written(sites)))
-        note_added(self._model, [name for site in sites for name in site.added])
+        fresh = [name for name, parameter in self._model.named_parameters() if id(parameter) not in self._held]
+        note_added(self._model, {name for site in sites for name in site.added}.intersection(fresh))
         for module in self._below:
             _last[module] = self._token
 

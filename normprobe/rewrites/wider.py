@@ -37,8 +37,8 @@ def wide_outputs(model: nn.Module, inputs: Inputs, anatomy: Anatomy, given: Give
     if not dtypes <= _WIDER.keys():
         return f"parameters are {', '.join(sorted(str(dtype)[6:] for dtype in dtypes))}"
     wide, watched = wider(model), _Watched()
-    moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
     try:
+        moved: Inputs = pytree.tree_map_only(Tensor, lambda t: t.to(wide) if t.is_floating_point() else t, inputs)
         with untouched(model):  # a hook may write to what it holds of the model
             made = rebuild(model, wide, devices.pop(), {}, hooked=True)
             with watched:

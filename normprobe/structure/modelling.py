@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,14 @@ def patched(base: type[Any], over: type[Any] | None = None) -> type[Any]:
         write_modelling(Path(working_dir), base, self.config.normprobe["changes"])  # before `save_pretrained` returns
         return super(made, self)._upload_modified_files(working_dir, *args, **kwargs)
 
-    methods = {"save_pretrained": save_pretrained, "_upload_modified_files": _upload_modified_files}
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        found = super(made, self).__reduce_ex__(protocol)
+        plain = not isinstance(found, str) and found[:2] == (copyreg.__newobj__, (made,))  # type: ignore[attr-defined]
+        return (_blank, (base, over), *found[2:]) if plain else found
+
+    methods: dict[str, Any] = {"save_pretrained": save_pretrained, "_upload_modified_files": _upload_modified_files}
+    if over is not None:
+        methods["__reduce_ex__"] = __reduce_ex__  # its name leads pickles to the class over `base` itself
     changed = over or base
     body = {"normprobe_kinds": KINDS, "__module__": __name__, **methods}
     made: type[Any] = type(PREFIX + changed.__name__, (Restored, changed), body)
@@ -52,7 +60,8 @@ def record_of(model: Any, changes: Sequence[Mapping[str, Any]], fields: Iterable
     """What a configuration lists of a model: its changes behind those of an earlier patch, and so the fields of it that
     they changed."""
     earlier = getattr(model.config, FIELD, None) or {"changes": (), "fields": ()}
-    every = [*earlier["changes"], *changes]
+    number = max((change.get("patch", 0) + 1 for change in earlier["changes"]), default=0)
+    every = [*earlier["changes"], *({**change, "patch": number} if number else change for change in changes)]
     named = dict.fromkeys((*map(tuple, earlier.get("fields", ())), *fields))
     rest = {"part": part_of(model), "changes": every, "fields": [*map(list, named)]}
     return {"version": __version__, "base": base_of(model).__name__, **rest}
@@ -65,15 +74,26 @@ def state_record(config: Any, base: type[Any], record: Mapping[str, Any]) -> Non
     config.architectures = [PREFIX + base.__name__]
 
 
+def _blank(base: Any, over: Any) -> Any:
+    return object.__new__(patched(base, over))
+
+
 def recorded_base(config: Any) -> Any:
     """The class of transformers that was patched, by a configuration that lists changes.
 
     Raises:
+        CheckpointError: what it lists is none of that.
         TargetError: this transformers has none of its name.
     """
     import transformers
 
-    name = str(getattr(config, FIELD)["base"])
+    record = getattr(config, FIELD)
+    if not isinstance(record, Mapping) or not {"base", "part", "changes"} <= record.keys():
+        expected = 'an object with "base", "part" and "changes"'
+        found = ", ".join(record) or "an empty one" if isinstance(record, Mapping) else repr(record)
+        what = f'"{FIELD}" of config.json is damaged'
+        raise CheckpointError(what, expected=expected, found=found, hint="take config.json from where it was written")
+    name = str(record["base"])
     base = getattr(transformers, name, None)
     if base is None:
         what = f"transformers {transformers.__version__} has no class {name}, which the checkpoint is built on"

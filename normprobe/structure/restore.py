@@ -15,6 +15,7 @@ A change is the record of one module, with these keys where they apply:
     absent       names of parameters that the class knows and this module has not
     buffers      name: [shape, dtype or null, numbers or null]; with numbers it is none of the saved state
     computed     name: [{"kind": …, "values": …}, …]: weights computed by torch's parametrisation
+    patch        which patch of a checkpoint that was patched before it is of, from 1; those of the first have none
 """
 
 from __future__ import annotations
@@ -156,15 +157,17 @@ def restore(model: nn.Module, changes: Sequence[Mapping[str, Any]], kinds: Mappi
     Raises:
         AttributeError: the model is another one: it lacks a module that a change names.
     """
-    same: dict[int, Any] = {}
     dtype = main_dtype(model)
-    moved = {change["path"]: model.get_submodule(change["from"]) for change in changes if "from" in change}
-    for change in changes:
-        _place(model, change, moved, kinds, same)
-    for change in changes:
-        if change.get("module", True) is not None:
-            _tensors(model, change, dtype)
-            _change(model.get_submodule(change["path"]), change, kinds, same)
+    for patch in sorted({change.get("patch", 0) for change in changes}):
+        rows = [change for change in changes if change.get("patch", 0) == patch]
+        same: dict[int, Any] = {}
+        moved = {change["path"]: model.get_submodule(change["from"]) for change in rows if "from" in change}
+        for change in rows:
+            _place(model, change, moved, kinds, same)
+        for change in rows:
+            if change.get("module", True) is not None:
+                _tensors(model, change, dtype)
+                _change(model.get_submodule(change["path"]), change, kinds, same)
 
 
 def decoded(value: Any, kinds: Mapping[str, type[Any]], same: dict[int, Any]) -> Any:
@@ -201,7 +204,7 @@ def _place(
     parent, _, own = change["path"].rpartition(".")
     holder = model.get_submodule(parent)
     made = moved.get(change["path"]) if "from" in change else change["module"]
-    holder._modules[own] = _made(made, kinds, same) if isinstance(made, Mapping) else made
+    holder._modules[own] = _made(made, kinds, same).train(holder.training) if isinstance(made, Mapping) else made
 
 
 def _made(row: Mapping[str, Any], kinds: Mapping[str, type[Any]], same: dict[int, Any]) -> nn.Module:
@@ -226,6 +229,7 @@ def _tensors(model: nn.Module, change: Mapping[str, Any], most: torch.dtype) -> 
         module.__dict__.setdefault(_NUMBERS, {})[name] = number
     module._parameters.update(dict.fromkeys(change.get("absent", ())))
     for name, (shape, dtype, values) in change.get("buffers", {}).items():
+        module._parameters.pop(name, None)  # an earlier change may have added it as one
         place["dtype"] = getattr(torch, dtype) if dtype else most
         buffer = torch.zeros(shape, **place) if values is None else torch.tensor(values, **place).reshape(shape)
         module.register_buffer(name, buffer, persistent=values is None)

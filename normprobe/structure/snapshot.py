@@ -83,6 +83,15 @@ def _part(module: nn.Module, shared: frozenset[int]) -> _Part:
     )
 
 
+def _layers(part: _Part) -> tuple[tuple[type[Any], ...], type[nn.Module]]:
+    """The layers of a module, lowest first, and the class below them and below that of torch's parametrisation."""
+    upper, below = layers_over(part.kind)
+    if not part.computed:
+        return upper, below
+    lower, below = layers_over(below.__bases__[0])
+    return (*lower, *upper), below
+
+
 def _computed(module: nn.Module) -> Mapping[str, nn.Module]:
     """Torch's parametrisations of a module by the name of what they compute."""
     held = module._modules.get("parametrizations") if parametrize.is_parametrized(module) else None
@@ -108,7 +117,7 @@ class _Changes:
             if "module" in row:
                 row |= self._tensors(part, None)
             elif "from" in row:
-                self._check_as_it_was(path, part)
+                row |= self._changed(path, self.before[row["from"]], part)
             elif had is not None:
                 row |= self._changed(path, had, part)
             if row:
@@ -147,17 +156,15 @@ class _Changes:
             raise CheckpointError(f"{path} has a layer that cannot be written down", found=unknown[0])
         return {"layers": names} if names else {}
 
-    def _check_as_it_was(self, path: str, part: _Part) -> None:
-        had = self.before[self.places[id(part.module)]]
-        if (had.kind, had.parameters) != (part.kind, part.parameters):
-            raise CheckpointError(
-                f"{path} was moved and changed; that cannot be written down", hint="patch in two steps"
-            )
-
     def _changed(self, path: str, had: _Part, part: _Part) -> dict[str, Any]:
         """What is another in a module that is where it was."""
         computed = part.computed - had.computed
-        row: dict[str, Any] = {} if computed else self._class(path, had, part)
+        if had.computed - part.computed:
+            what = (
+                f"{path} no longer computes its weights, which cannot be written down over the patch that had it do so"
+            )
+            raise CheckpointError(what, hint="patch the checkpoint as it was before that patch")
+        row = self._class(path, had, part)
         fresh = {k: v for k, v in part.values.items() if k not in had.values or not _same(had.values[k], v)}
         if fresh:
             row["values"] = {k: self.encoder.encoded(v, f"{path}.{k}") for k, v in fresh.items()}
@@ -171,9 +178,11 @@ class _Changes:
         return row | self._tensors(part, had)
 
     def _class(self, path: str, had: _Part, part: _Part) -> dict[str, Any]:
-        (before, _), (after, below) = layers_over(had.kind), layers_over(part.kind)
+        (before, base), (after, below) = _layers(had), _layers(part)
+        if below is base and after[: len(before)] == before:
+            return self._layers(path, after[len(before) :])
         fresh = [layer for layer in after if layer not in before]
-        if reduce(laid, fresh, had.kind) is part.kind:
+        if not part.computed and reduce(laid, fresh, had.kind) is part.kind:
             return self._layers(path, fresh)
         if below not in TORCH:
             raise CheckpointError(f"{path} has another class, which cannot be written down", found=str(part.kind))

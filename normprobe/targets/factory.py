@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from normprobe.checkpoints.names import listed
-from normprobe.errors import TargetError
+from normprobe.errors import CheckpointError, TargetError
 from normprobe.targets.options import Built, TargetOptions
 from normprobe.targets.quiet import quiet, seeded
 
@@ -103,7 +103,7 @@ def named_error(message: str) -> Iterator[None]:
     """Turn the user's own error into a TargetError that shows its type, its text and its line."""
     try:
         yield
-    except TargetError:
+    except (TargetError, CheckpointError):
         raise
     except (Exception, SystemExit) as error:
         raise TargetError(message, found=_own_words(error)) from error

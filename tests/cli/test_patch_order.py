@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from normprobe.errors import SettingError
 from normprobe.patching.asked import Asked
 from tests.cli.test_patch import Run, run, source
 
@@ -45,3 +47,9 @@ def test_what_was_given_twice_is_at_both_places() -> None:
     )
     names = [rewrite.name for rewrite in asked.rewrites()]
     assert names == ["FoldGains", "ToDyT", "UpcastNorms", "ToPostNorm", "SetEps"]
+
+
+@pytest.mark.parametrize("asked", [{"eps": 1e-5, "order": ["eps", "init", "eps"]}, {"order": ["recipe", "recipe"]}])
+def test_one_value_that_is_given_twice_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=r"--(eps|recipe) is given twice"):
+        Asked(**asked).rewrites()

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+)
 
 import normprobe
 from normprobe.errors import CheckpointError, TargetError
@@ -18,7 +27,7 @@ from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
 from normprobe.rewrites import AddQKNorm, Rewrite, SetEps, ToRMSNorm
 from normprobe.targets.quiet import quiet
-from tests.patching.checkpoints import IDS, gpt2, llama, logits, saved
+from tests.patching.checkpoints import IDS, gpt2, llama, logits, made, saved
 from tests.patching.training import ways
 
 WAYS = ("load", "code", "manifest")
@@ -87,6 +96,53 @@ def test_a_class_of_ones_own_stays_below(out: Path, tmp_path: Path) -> None:
     with torch.no_grad(), quiet():
         again = type(mine).from_pretrained(tmp_path / "again").eval()
         assert torch.equal(again.last(IDS), mine.last(IDS))
+
+
+def test_a_class_of_ones_own_is_pickled(out: Path) -> None:
+    mine = normprobe.apply_manifest(Mine.from_pretrained(out.parent / "source"), out)
+    again = pickle.loads(pickle.dumps(mine))
+    assert type(again) is type(mine)
+    assert torch.equal(logits(again), logits(mine))
+
+
+def test_adapters_on_it_name_the_patched_folder(out: Path) -> None:
+    mine = normprobe.apply_manifest(AutoModelForCausalLM.from_pretrained(out.parent / "source"), out)
+    assert mine.name_or_path == mine.config.name_or_path == str(out)
+
+
+def test_an_encoder_and_a_decoder_state_the_eps_too(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    model = made(T5ForConditionalGeneration, T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0))
+    folder = patched(model, tmp_path, SetEps(eps=1e-3), AddQKNorm())
+    mine = normprobe.apply_manifest(T5ForConditionalGeneration.from_pretrained(tmp_path / "source"), folder)
+    assert {each.config.layer_norm_epsilon for each in (mine, mine.encoder, mine.decoder)} == {1e-3}
+
+
+def test_a_model_built_from_the_configuration_of_the_folder_takes_the_changes(out: Path) -> None:
+    mine = normprobe.apply_manifest(LlamaForCausalLM(AutoConfig.from_pretrained(out)), out)
+    assert torch.equal(logits(mine.eval()), logits(normprobe.load(out)))
+
+
+def test_what_was_added_is_in_the_mode_of_what_is_around_it(out: Path) -> None:
+    mine = normprobe.apply_manifest(llama().train(), out)
+    assert all(module.training for module in mine.modules())
+
+
+def test_a_model_that_is_offloaded_in_part_is_refused(out: Path) -> None:
+    model = llama()
+    model.model.layers[1].to("meta")
+    with pytest.raises(CheckpointError, match=r"(?s)offloaded in part.*layers\.1.*device_map"):
+        normprobe.apply_manifest(model, out)
+    assert type(model) is LlamaForCausalLM
+
+
+@pytest.mark.parametrize("record", [3, None, [], {}, {"base": "LlamaForCausalLM", "part": "model"}])
+def test_a_damaged_record_is_named(out: Path, tmp_path: Path, record: Any) -> None:
+    config = json.loads((out / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "normprobe": record}))
+    match = "lists no changes" if record is None else r'(?s)"normprobe" of config\.json is damaged.*"base", "part"'
+    with pytest.raises(CheckpointError, match=match):
+        normprobe.apply_manifest(llama(), tmp_path)
 
 
 class Wrapped(nn.Module):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import normprobe
 from normprobe.errors import CheckpointError, TargetError
@@ -27,6 +27,21 @@ def pickled(folder: Path) -> None:
     path.unlink()
 
 
+def without(name: str) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        del weights[name]
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return changed
+
+
+def reshaped(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
 def adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "mine/base"}))
 
@@ -37,6 +52,11 @@ BROKEN = {
     "pickles": (pickled, r"pickled weights are refused\n.*\n.*pytorch_model\.bin, .*\n.*use_safetensors=False"),
     "adapter": (adapter, r"is an adapter\n.*\n.*of mine/base\n.*PeftModel\.from_pretrained\(normprobe\.load"),
     "configuration": (lambda folder: (folder / "config.json").unlink(), r"no config\.json\n.*\n.*model\.safetensors"),
+    "tensor": (
+        without("model.norm.weight"),
+        r"lacks 1 tensor of a LlamaForCausalLM\n.*\n.*none for model\.norm\.weight",
+    ),
+    "shape": (reshaped, r"model\.norm\.weight has another shape\n.*\(32,\), by config\.json\n.*\(3,\)"),
     "json": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: no valid JSON"),
 }
 
@@ -48,6 +68,16 @@ def test_what_a_folder_lacks_is_said(source: Source, case: str) -> None:
     broken(folder)
     with pytest.raises(CheckpointError, match=said):
         normprobe.load(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch_dtype")
+def test_options_are_those_of_transformers(source: Source) -> None:
+    folder = source("llama")
+    assert normprobe.load(folder, torch_dtype=torch.bfloat16).dtype is torch.bfloat16
+    model, told = normprobe.load(folder, output_loading_info=True)
+    assert (model.dtype, told["missing_keys"]) == (torch.float32, set())
+    reshaped(folder)
+    assert normprobe.load(folder, ignore_mismatched_sizes=True).model.norm.weight.shape == (32,)
 
 
 def test_a_shard_that_is_missing_or_broken_is_named(source: Source) -> None:

@@ -90,7 +90,8 @@ def foldable(survey: Survey) -> frozenset[str] | None:
     norms = [norm for norm in norms if all(name in search.named and plain(search.named[name]) for name in _own(norm))]
     if len({search.moves(norm) for norm in norms}) < 2:
         return None
-    return frozenset(norm.path for norm in norms if search.takes(norm))
+    offsets = any(bool(search.named[norm.bias].any()) for norm in norms if norm.bias is not None)
+    return frozenset(norm.path for norm in norms if search.takes(norm, offsets))
 
 
 def _scaled(weight: Tensor, gain: Tensor, output_axis: int) -> Parts:
@@ -140,9 +141,9 @@ class _Search:
         held = bytes_of(self.model, every)
         return Site(norm.path, change, every, forward=False, undo_bytes=held, detail=_Detail(norm, found))
 
-    def takes(self, norm: NormSite) -> bool:
-        """Whether weights take its gain and offset, whatever these are."""
-        return not isinstance(self._weights(norm, norm.bias is not None), str)
+    def takes(self, norm: NormSite, offsets: bool) -> bool:
+        """Whether weights take its gain, and an offset where norms of this model have some."""
+        return not isinstance(self._weights(norm, offsets and norm.bias is not None), str)
 
     def moves(self, norm: NormSite) -> bool:
         """Whether gain or offset do anything."""

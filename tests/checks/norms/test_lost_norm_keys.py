@@ -17,7 +17,16 @@ from normprobe.checks import find, run
 from normprobe.patching.options import PatchOptions
 from normprobe.patching.run import patch
 from normprobe.records import Elements, Finding, NormGain, Severity
-from normprobe.rewrites import AddOutputNorms, AddQKNorm, FoldGains, Rewrite, Survey
+from normprobe.rewrites import (
+    AddOutputNorms,
+    AddQKNorm,
+    FoldGains,
+    Rewrite,
+    StoreGains,
+    Survey,
+    ToPostNorm,
+    make_plan,
+)
 from normprobe.rewrites.norms.fold import foldable
 from tests.checks import builders as b
 from tests.models import SMALL, shuffled
@@ -150,11 +159,39 @@ def test_gains_of_added_norms_that_were_several_numbers_can_be_lost(tmp_path: Pa
     assert "model.layers.1.self_attn.q_proj.q_norm" in {place for one in lost(model) for place in one.every_place}
 
 
-def test_offsets_that_no_bias_could_take_tell_that_gains_were_lost() -> None:
-    """The projections have no bias, so that nothing can have been folded, though the offset is 0 now."""
+def test_a_norm_that_was_moved_is_none_that_was_added() -> None:
+    model: Any = trained(tied=False)
+    model.model.layers[1].input_layernorm.weight.data.fill_(1.0)
+    plan = make_plan(model, [ToPostNorm()], {"input_ids": IDS}).apply()
+    assert [one.severity for one in lost(model)] == [Severity.WARNING]
+    plan.undo()
+    assert [one.severity for one in lost(model)] == [Severity.WARNING]
+
+
+def test_an_added_norm_that_is_stored_otherwise_since_is_still_one() -> None:
+    model = trained(tied=True)
+    normprobe.rewrite(model, [AddQKNorm(), StoreGains("one_plus_weight")], IDS)
+    assert lost(model) == []
+
+
+def without_biases() -> Any:
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model: Any = moved(FalconForCausalLM(FalconConfig(**sizes, bias=False, parallel_attn=True)))
+    return moved(FalconForCausalLM(FalconConfig(**sizes, bias=False, parallel_attn=True)))
+
+
+def test_where_no_offset_moved_gains_may_be_folded_without_a_bias() -> None:
+    model = without_biases()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.zero_()
+    normprobe.rewrite(model, FoldGains(), IDS)
+    assert {one.severity for one in lost(model)} == {Severity.NOTE}
+
+
+def test_offsets_that_no_bias_could_take_tell_that_gains_were_lost() -> None:
+    """The projections have no bias, and the other offsets have moved: this one has gone nowhere."""
+    model = without_biases()
     assert lost(model) == []
     norm = model.transformer.h[1].input_layernorm
     norm.weight.data.fill_(1.0)
