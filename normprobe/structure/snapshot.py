@@ -163,7 +163,7 @@ class _Changes:
             what = (
                 f"{path} no longer computes its weights, which cannot be written down over the patch that had it do so"
             )
-            raise CheckpointError(what, hint="patch the checkpoint as it was before that patch")
+            raise CheckpointError(what, hint="patch what was patched then, not what came of it")
         row = self._class(path, had, part)
         fresh = {k: v for k, v in part.values.items() if k not in had.values or not _same(had.values[k], v)}
         if fresh:

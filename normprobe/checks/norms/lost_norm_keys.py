@@ -45,9 +45,10 @@ class LostNormKeys(GainCheck):
     ## When to ignore it
 
     Where the norm was added after training, by other means than a rewrite (one that a rewrite added, in this
-    process or in the patched checkpoint that was loaded, is not judged before its gain has moved), or its gains
-    were folded (of some norms alone too, which looks as if they were lost) or never trained (NP115 tells when
-    half-precision updates are lost). Offsets of norms on keys are not judged, since the softmax cancels them.
+    process or in the patched checkpoint that was loaded, is not judged before its gain has moved; a copy of the
+    model in memory does not know), or its gains were folded (of some norms alone too, which looks as if they were
+    lost) or never trained (NP115 tells when half-precision updates are lost). Offsets of norms on keys are not
+    judged, since the softmax cancels them.
 
     ## References
 
