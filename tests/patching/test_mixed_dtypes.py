@@ -98,8 +98,11 @@ def test_what_files_cannot_hold_exactly_is_not_called_exact(folder: Path) -> Non
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_what_is_refused_for_something_else_has_no_such_hint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normprobe.rewrites.norms.fold.why_shared", lambda survey, norm: "for a test")
-    with pytest.raises(RewriteError, match="FoldGains would change nothing") as raised:
+    def refused(*found: object) -> None:
+        raise RewriteError("for a test")
+
+    monkeypatch.setattr(FoldGains, "confirm", refused)
+    with pytest.raises(RewriteError, match="for a test") as raised:
         patch(str(folder), folder.with_name("out"), [FoldGains()], FAST)
     assert "files hold" not in str(raised.value)
 
