@@ -164,7 +164,7 @@ def debug_overflow(model: Any, ids: Any) -> Callable[[], Any]:
     """transformers' DebugUnderflowOverflow: |min| and |max| of every module's weights, inputs and outputs."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
-    debug: Any = DebugUnderflowOverflow(model, max_frames_to_save=10_000)  # type: ignore[no-untyped-call]
+    debug: Any = DebugUnderflowOverflow(model, max_frames_to_save=10_000)
 
     def run() -> Any:
         debug.reset_saved_frames()

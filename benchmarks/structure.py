@@ -133,7 +133,7 @@ def run_on_meta(model: Any, ids: Any) -> str:
             if name:
                 model.set_experts_implementation(name)
             _forward(model, ids)
-            return name
+            return str(name)
         except Exception as error:
             reasons.append(f"{name or 'default'}: {type(error).__name__}: {error}")
     raise RuntimeError("no experts implementation runs on meta: " + " | ".join(reasons))

@@ -77,7 +77,7 @@ def _kept(model: nn.Module, source: Opened, prefix: str) -> dict[str, Tensor]:
 def _taken_apart(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
-    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))  # type: ignore[arg-type]
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
     return found
 
 

@@ -60,7 +60,7 @@ def _entry(holder: Any, name: str) -> Any:
     return holder[name] if isinstance(holder, dict) else getattr(holder, name)
 
 
-def _configurations() -> type[Any]:
+def _configurations() -> Any:
     from transformers import PretrainedConfig
 
     return PretrainedConfig

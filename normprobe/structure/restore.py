@@ -52,7 +52,7 @@ class Restored:
             register_checkpoint_conversion_mapping,
         )
 
-        renamed = get_checkpoint_conversion_mapping(_below(cls).__name__)  # type: ignore[no-untyped-call]
+        renamed = get_checkpoint_conversion_mapping(_below(cls).__name__)
         if renamed is not None:
             register_checkpoint_conversion_mapping(cls.__name__, renamed, overwrite=True)
 

@@ -100,7 +100,7 @@ def test_copies_and_pickles_compute_the_same_and_hold_tensors_of_their_own(name:
         assert torch.equal(outputs(model, inputs), wanted)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", PICTURES)  # of the others what save_pretrained writes does, below
 def test_its_state_goes_into_a_model_rewritten_alike(name: str) -> None:
     model, inputs, _ = made(name)
     model = moved(copy.deepcopy(model))
@@ -189,7 +189,7 @@ def test_it_goes_to_bfloat16_and_back(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("-gpt2")])
 def test_peft_wraps_it(name: str) -> None:
     import peft
 
