@@ -33,8 +33,9 @@ def fresh(site: WeightSite, drawings: Sequence[Drawing], seed: int) -> Parts:
         drawings: the distributions, which together have all rows.
         seed: together with the parameter's name it decides the values, so that a choice of weights changes no other.
     """
-    if len(drawings) == 1 and drawings[0].rows is None and drawings[0].draw.distribution != "orthogonal":
-        return _blocks(math.prod(site.shape), site, drawings[0].draw, seed)
+    draw = drawings[0].draw
+    if draw.distribution != "orthogonal" and all(drawing.draw == draw for drawing in drawings):
+        return _blocks(math.prod(site.shape), site, draw, seed)
     generator = _generator(f"{seed} {site.parameter}")
     values = torch.empty(tuple(site.shape))
     for drawing in drawings:
