@@ -266,6 +266,16 @@ def test_a_weight_is_drawn_block_by_block_by_as_many_generators(scheme: str, row
     assert torch.equal(model[0].weight.detach().reshape(-1), whole)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("GPT2", "h.1.attn.c_attn"), ("Llama", "layers.1.self_attn.q_proj")])
+def test_projections_that_are_drawn_alike_are_drawn_as_one(kind: str, name: str) -> None:
+    model = built(kind)
+    applied(model, Initialise("gpt2", seed=4))
+    path = next(path for path, _ in model.named_modules() if path.endswith(name))
+    found = model.get_submodule(path).weight.detach()
+    generator = torch.Generator().manual_seed(zlib.crc32(f"4 {path}.weight".encode()))
+    assert torch.equal(found, torch.empty(found.shape).normal_(0.0, 0.02, generator=generator))
+
+
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
