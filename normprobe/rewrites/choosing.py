@@ -27,22 +27,23 @@ def branch_names(branch: Branch) -> tuple[str, ...]:
 
 
 def check_choice(name: str, only: str | tuple[str, ...], places: Iterable[tuple[str, ...]]) -> None:
-    """Refuse a choice that covers none of the places that there are; each has several names, the first is shown.
+    """Refuse a choice with a pattern that covers none of the places that there are; each has several names, the first
+    is shown.
 
     Raises:
-        RewriteError: it covers none; names some that there are.
+        RewriteError: one covers none; names some that there are.
     """
     every = list(places)
-    if not every or any(chosen(names, only) for names in every):
+    patterns = (only,) if isinstance(only, str) else only
+    idle = next((each for each in patterns if not any(chosen(names, each) for names in every)), None)
+    if not every or idle is None:
         return
     shown = list(dict.fromkeys(names[0] for names in every))
     more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    patterns = (only,) if isinstance(only, str) else only
-    known = [one for names in every for one in names]
-    near = next((found[0] for pattern in patterns if (found := get_close_matches(pattern, known, 1))), None)
+    near = get_close_matches(idle, [one for names in every for one in names], 1)
     raise RewriteError(
-        f"only={only!r} covers no place of {name}",
+        f"only={idle!r} covers no place of {name}",
         expected=f"a pattern that covers some of {', '.join(shown[:_SHOWN])}{more}",
         found="none",
-        hint=None if near is None else f"only={near!r}",
+        hint=f"only={near[0]!r}" if near else None,
     )

@@ -57,7 +57,8 @@ def test_a_branch_is_called_by_what_is_in_it(kind: type[ScaleResidual], only: st
         (AddQKNorm(only="h.9"), r"covers no place of AddQKNorm.*transformer.h.0.attn"),
         (Reparametrise(only="wieght"), r"covers no place of Reparametrise.*transformer.h.0.attn.c_attn.weight"),
         (Initialise(only="writer"), r"covers no place of Initialise.*try: only='writers'"),
-        (FoldGains(only=("a", "b")), r"only=\('a', 'b'\) covers no place of FoldGains"),
+        (FoldGains(only=("a", "b")), r"only='a' covers no place of FoldGains"),
+        (FoldGains(only=(f"{H}*", "b")), r"only='b' covers no place of FoldGains"),
     ],
     ids=lambda each: each.name if isinstance(each, Rewrite) else "",
 )
