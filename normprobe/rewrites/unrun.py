@@ -39,7 +39,7 @@ def found_by(rewrite: Rewrite, survey: Survey) -> Sites:
     """The sites of `rewrite` at plain parameters; where it is exact without those that hold only for what ran here.
 
     Raises:
-        RewriteError: its `only` covers no place of the model.
+        RewriteError: a pattern of its `only` covers no place of the model.
     """
     if isinstance(rewrite, ChosenRewrite) and rewrite.only is not None and rewrite.expect != 0:
         check_choice(rewrite.name, rewrite.only, rewrite.places(survey))
